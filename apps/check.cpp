@@ -257,7 +257,10 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   const int64_t ranks = std::max<int64_t>(given.ranks, options.gpus);
   std::string chosen, error;
   std::optional<GpuPlan> planned;
-  if (gpu) stage.model.check_gpu(gpu->compute_capability);
+  if (gpu)
+    stage.model.check_gpu(gpu->compute_capability);
+  else
+    stage.model.check_gpu(device_named(given.device, "device"));
   if (gpu) planned = plan_for_gpu(given, stage, ranks, *gpu);
   const TrainConfig config = gpu ? planned->config : with_micro_batch(given, stage, ranks, chosen);
   const ModelConfig model = stage.model;

@@ -107,6 +107,7 @@ void describe(ModelConfig config, const std::string& dir, const std::string& wei
               const std::string& tokenizer, const InspectOptions& options) {
   config.precision = load_precision(dir);
   check_precision(config, options.compute.dtype, dir + "/" + kPrecisionFile);
+  config.check_device(device_named(options.compute.device, "--device"), options.compute.dtype);
   print_architecture(config);
   print_parameters(config, weights);
   print_memory(config, options);

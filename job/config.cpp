@@ -440,6 +440,9 @@ void TrainConfig::validate() const {
   require(
       sources == 1,
       str("data: expected exactly one of task, jsonl.path, images.path and text, got ", sources));
+  require(ranks == 1 || device == "cpu",
+          str("ranks: ", ranks, " threads of this process compute on the CPU, got device: ", device,
+              "; hint: ranks: 1, and cohort train --gpus ", ranks));
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
           "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   validate_source(data, batch.trainer);

@@ -104,9 +104,10 @@ struct TrainConfig {
     v.choice("dtype", dtype, kDTypeNames,
              "weights and activations: f32; bf16 (CUDA only, with f32 masters); f64 (CPU only)");
     v.field("num_threads", num_threads, "CPU threads; 0: all cores", {.min = 0, .max = 4096});
-    v.field("ranks", ranks,
-            "data-parallel ranks in this process; an update depends on it by rounding only",
-            {.min = 1, .max = 256});
+    v.field(
+        "ranks", ranks,
+        "data-parallel ranks in this process, on the CPU; an update depends on it by rounding only",
+        {.min = 1, .max = 256});
     batch.visit(v);
     v.field("log_every", log_every, "steps between lines of metrics.jsonl", {.min = 1});
     v.field("log_completions", log_completions,

@@ -112,12 +112,6 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
   set_watchdog(plan.stages[0]);
   begin_activity("preparing the run");
   prepare_programs(plan);
-  for (const TrainConfig& config : plan.stages) {
-    if (group == nullptr && config.ranks != 1 && config.device != "cpu")
-      throw InputError(str("ranks: ", config.ranks,
-                           " threads compute on the CPU, got device: ", config.device,
-                           "; hint: ranks: 1 with cohort train --gpus ", config.ranks));
-  }
   if (group == nullptr) return;
   for (const TrainConfig& config : plan.stages) {
     if (config.ranks != 1)

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/cuda_backend.h"
+#include "core/dry_run.h"
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "data/data_check.h"
@@ -195,19 +196,22 @@ void ModelConfig::check_device(Device device, DType dtype) const {
                          " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));
   if (!device.is_cuda() || !precision.rounds_queries()) return;
   if (dtype != DType::kBF16)
-    throw InputError(
-        str("precision.attention: fp8 on a GPU needs dtype: bf16, got ", dtype_name(dtype)));
-  if (device.index < cuda_device_count())
+    throw InputError(str("precision.attention: fp8 on a GPU needs dtype: bf16, got ",
+                         dtype_name(dtype), "; hint: dtype: bf16, or device: cpu"));
+}
+
+void ModelConfig::check_gpu(Device device) const {
+  if (device.is_cuda() && device.index < cuda_device_count() && !is_dry_run())
     check_gpu(on_device<[](Device) { return 0; }, cuda::compute_capability>(device, device));
 }
 
 void ModelConfig::check_gpu(int compute_capability) const {
-  if (precision.rounds_queries() && compute_capability != 0 && compute_capability != 90)
+  if (precision.rounds_queries() && compute_capability != 90)
     throw InputError(
         str("precision.attention: fp8 needs a GPU of compute capability 9.0 (H100, "
             "H200), got ",
             compute_capability / 10, ".", compute_capability % 10,
-            "; hint: precision: {cache: fp8} rounds keys and values alone"));
+            "; hint: device: cpu, or for a new run precision: {cache: fp8} alone"));
 }
 
 Json ModelConfig::to_json() const {

@@ -258,9 +258,10 @@ struct ModelConfig {
   void resolve();
   // Throws InputError naming the key if the device's kernels do not support the model in `dtype`.
   void check_device(Device device, DType dtype) const;
-  // Throws InputError if GPUs of this compute capability, 10 major + minor, do not support it. 0 is
-  // an unknown one, for which nothing is checked.
+  // Throws InputError if GPUs of this compute capability, 10 major + minor, do not support it.
   void check_gpu(int compute_capability) const;
+  // Checks a GPU of this machine so; does nothing for other devices, and in a dry run.
+  void check_gpu(Device device) const;
   // Conversion to and from config.json: `file`, else that of a family that computes the same
   // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration
   // must be resolved. Throws InputError naming a field that is missing, not supported, or

@@ -44,9 +44,9 @@
 // effect. On the CPU, sums have the dtype of the call. The backward is that of P before rounding.
 //
 // Int8 attention (q and k in i8; after SageAttention, Zhang et al. 2025): S is the exact sum of
-// integers, z = S k_scales[j, h] replaces the score, and c = (scale log2(e)) q_scales[i, h]
-// replaces c, each product rounded. The rest is as in v's dtype, which on the CPU sums have. There
-// is no backward.
+// integers (on the CPU in f32 up to 1,040 head dims), z = S k_scales[j, g] of the key head g of h
+// replaces the score, and c = (scale log2(e)) q_scales[i, h] replaces c, each product rounded. The
+// rest is as in v's dtype, which on the CPU sums have. There is no backward.
 #pragma once
 
 #include <cmath>
@@ -114,10 +114,10 @@ struct AttentionDesc {
   // FP8 attention: scales of the heads of queries, keys and values, which are multiples of e4m3
   // numbers by them (kv_scales()), [H + 2 Hkv] f32; undefined: none. Requires no dropout.
   Tensor fp8_scales;
-  // Int8 attention: positive scales of the rows of queries and keys, which are those of quantize()
-  // of [T H, D], or NaN, [T, H] and [T, Hkv] f32. A NaN reaches the rows that see it. Undefined:
-  // none. Requires a causal or full mask alone: no window, dropout, prefixes, prefix_lm, tiles,
-  // modifications of scores, sinks or fp8_scales.
+  // Int8 attention: positive scales of the rows of queries and keys, or NaN, [T, H] and [T, Hkv]
+  // f32: those of quantize() of [T H, D] and [T Hkv, D]. A NaN reaches the rows that see it.
+  // Undefined: none. Requires a causal or full mask alone: no window, dropout, prefixes, prefix_lm,
+  // tiles, modifications of scores, sinks or fp8_scales.
   Tensor q_scales, k_scales;
 };
 
@@ -151,8 +151,8 @@ struct AttentionForward {
   Tensor& o;                 // [T, H, D]
   Tensor& lse;               // [H, T] natural log, accumulate_dtype(v), kept for the backward
   const Tensor& q;           // [T, H, D]
-  const Tensor &k, &v;       // [T, Hkv, D]; q and k may be i8, on CUDA with v in bf16 and heads of
-                             // 64 or 128
+  const Tensor &k, &v;       // [T, Hkv, D]; q and k may be i8, on CUDA with v in bf16, heads of 64
+                             // or 128, and rows aligned to 16 bytes
   const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   AttentionDesc desc = {};
 };

@@ -148,6 +148,9 @@ Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offse
       queries.rank() == keys.rank() && (queries.numel() == 0 || queries.dim(0) == keys.dim(0)),
       "[flash_attention] expected one form of q and k, got ", queries.str(), " and ", keys.str());
   if (k_mean) {
+    COHORT_CHECK(queries.dtype() == keys.dtype() && keys.dtype() == v.value().dtype(),
+                 "[flash_attention] expected one dtype of q, k and v, got ", queries.str(), ", ",
+                 keys.str(), " and ", v.value().str());
     if (needs_gradient(std::array{q, k, v}))
       throw InputError(
           "flash_attention: precision \"int8\" has no gradients; hint: detach() q, k and v");
@@ -156,7 +159,8 @@ Variable flash_attention(Variable q, Variable k, Variable v, const Tensor& offse
     k = int8_heads(k_mean->defined() ? without_mean(heads, *k_mean) : heads, rules.k_scales);
   }
   if (!offsets.defined()) check_masks(rules, queries.dim(-3));
-  if (const Tensor& scales = rules.fp8_scales; scales.defined()) {
+  if (rules.fp8_scales.defined()) {
+    const Tensor scales = rules.fp8_scales = rules.fp8_scales.to(queries.device());
     const int64_t heads = queries.dim(-2), kv_heads = keys.dim(-2);
     if (scales.rank() != 1 || scales.numel() != heads + 2 * kv_heads)
       throw InputError(str("flash_attention: scales: expected [", heads + 2 * kv_heads,
@@ -225,9 +229,9 @@ cap tanh(score / cap). slopes: [H], ALiBi. bias: [H, 2 R + 1], by distance, diff
 logits of keys without values, differentiable. prefix_lm: [S], the length of the prefix that all queries of
 a sequence see. tiles: of tile_mask(). precision: "fp8" rounds q, k, v and the probabilities to e4m3; gradients
 pass the rounding unchanged. scales: its [H + 2 Hkv] powers of two, of which 448 times should be no less than the
-magnitudes in that head of q, k or v; on CUDA it needs bfloat16, heads of 64, 128 or 256 and compute
+magnitudes in that head of q, k or v; on CUDA "fp8" needs bfloat16, heads of 64, 128 or 256 and compute
 capability 9.0. "int8" rounds each token's head of q and k to int8 with its largest magnitude / 127 as
-scale, after k_mean [Hkv, D], which changes no result, is subtracted from k; it has no gradients, causal
+scale, after k_mean [Hkv, D] is subtracted from k, so that more of the range of int8 is used; it has no gradients, causal
 and full masks alone and, on CUDA, bfloat16 and heads of 64 or 128. Constants may be float64. Error for other shapes, dtypes and combinations.)");
   define(
       m, "tile_mask",

@@ -126,6 +126,18 @@ TEST_F(CheckGpu, WarnsOfSizesThatAreSlow) {
             std::string::npos);
 }
 
+TEST_F(CheckGpu, RefusesRanksThatAreThreads) {
+  expect_bad_input(check("h200", {"ranks=2"}),
+                   {"ranks: 2 threads of this process compute on the CPU, got device: cuda; hint"});
+}
+
+TEST_F(CheckGpu, KnowsWhichGpusHaveAttentionInFp8) {
+  const std::vector<std::string> fp8 = {"precision.attention=fp8", "model.head_dim=64"};
+  EXPECT_EQ(check("h200", fp8).code, 0) << check("h200", fp8).err;
+  expect_bad_input(check("rtx4090", fp8),
+                   {"precision.attention: fp8 needs a GPU of compute capability 9.0"});
+}
+
 TEST_F(CheckGpu, RefusesUnknownGpus) {
   expect_bad_input(check("rtx4900"), {"--gpu: no GPU is known as 'rtx4900'; did you mean"});
   expect_bad_input(check(""), {"--gpu: no GPU is known as ''"});

@@ -179,15 +179,6 @@ class CudaKill : public Kill {
 INSTANTIATE_TEST_SUITE_P(Trainers, CudaKill, testing::ValuesIn(cuda_settings()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(CudaRanks, ThreadsComputeOnTheCpu) {
-  COHORT_REQUIRE_GPU(device);
-  const TempDir dir;
-  write_data(dir);
-  write_file(dir.path("run.yaml"), settings()[0].yaml);
-  expect_bad_input(run_cohort({"train", dir.path("run.yaml"), "device=cuda", "ranks=2"}),
-                   {"ranks: 2 threads compute on the CPU, got device: cuda"});
-}
-
 TEST_P(CudaKill, HalfWayThroughResumesToTheSameWeights) {
   kill_halfway();
 }

@@ -176,6 +176,9 @@ TEST(CudaAttentionInt8, BitsDependOnTheSequenceAlone) {
         const AttentionOutput alone =
             int8_forward_on(cuda_int8_case(shape, {sequences[s]}), device);
         EXPECT_TRUE(bit_equal(all.o.narrow(0, c.start(s), sequences[s].length), alone.o)) << s;
+        EXPECT_TRUE(
+            bit_equal(all.lse.narrow(1, c.start(s), sequences[s].length).contiguous(), alone.lse))
+            << s;
       }
       const AttentionCase on = on_device(c, device);
       kernels::test::expect_reproducible([&] {
@@ -193,9 +196,9 @@ TEST(CudaAttentionInt8, RowsMayBeStrided) {
         cuda_int8_case({.heads = 4, .kv_heads = 2, .dim = dim}, {{1, 200}, {2, 33}}), device);
     const AttentionOutput expected = run_forward(c);
     const WideRows q(c.q), k(c.k), v(c.v), narrow_v(c.v, 8);
-    WideRows o(Tensor::full(expected.o.shape(), NAN, DType::kBF16, device));
-    Tensor lse = Tensor::full(expected.lse.shape(), NAN, DType::kF32, device);
     for (const Tensor& values : {v.view, c.v, narrow_v.view}) {
+      WideRows o(Tensor::full(expected.o.shape(), NAN, DType::kBF16, device));
+      Tensor lse = Tensor::full(expected.lse.shape(), NAN, DType::kF32, device);
       kernels::attention_forward({o.view, lse, q.view, k.view, values, c.cu, c.desc});
       EXPECT_TRUE(bit_equal(o.view, expected.o) && bit_equal(lse, expected.lse) && o.intact());
     }
