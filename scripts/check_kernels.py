@@ -27,11 +27,12 @@ MAX_STATIC_SHARED = 48 << 10
 ALLOWED_STACK = [
     (r"attention_forward_kernel<__nv_bfloat16, 256.*WithDropout", 416), (r"attention_forward_kernel<__nv_bfloat16, 256", 368),
     (r"attention_forward_kernel<__nv_bfloat16, 128.*WithDropout", 96), (r"attention_forward_kernel<__nv_bfloat16, 64", 168),
+    (r"attention_forward_kernel<__nv_bfloat16, 128.*Int8Problem", 120),
     (r"attention_forward_kernel<__nv_bfloat16, 128", 72), (r"attention_paged_kernel<float, 64.*WithDropout", 104),
     (r"attention_(forward|paged)_kernel<float", 88),
     (r"attention_paged_kernel<__nv_bfloat16.*unsigned char", 80), (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
     (r"\bbackward_kernel<.*WithDropout", 144), (r"\bbackward_kernel<", 80),
-    (r"forward_sm90_kernel<.*Sm90Shape<256, 2, false>", 192), (r"forward_sm90_kernel<.*Sm90Shape<256, 2, true>", 40),
+    (r"forward_sm90_kernel<.*Sm90Shape<256, 2, false>", 192), (r"forward_sm90_kernel<.*Sm90Shape<256, 2, true>", 112),
     (r"\b(sample|modify)_kernel", 136),
     ("", 24)]
 
