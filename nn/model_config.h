@@ -260,7 +260,7 @@ struct ModelConfig {
   void check_device(Device device, DType dtype) const;
   // Throws InputError if GPUs of this compute capability, 10 major + minor, do not support it.
   void check_gpu(int compute_capability) const;
-  // Checks a GPU of this machine so; does nothing for other devices, and in a dry run.
+  // check_gpu() of this machine's GPU; does nothing for other devices, and in a dry run.
   void check_gpu(Device device) const;
   // Conversion to and from config.json: `file`, else that of a family that computes the same
   // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration
