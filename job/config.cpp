@@ -408,9 +408,16 @@ void validate_grpo(const TrainConfig& config) {
   require(std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; }),
           "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
           "rewards: [{name: NAME}]; `cohort train --keys` lists them");
-  require(config.batch.num_generations > 1,
+  require(config.batch.num_generations > 1 || config.grpo.baseline != Baseline::kGroup,
           "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
-          "reward relative to the others of its prompt; hint: num_generations=8");
+          "reward relative to the others of its prompt; hint: num_generations=8, or "
+          "baseline=batch");
+  require(config.grpo.credit == Credit::kCompletion ||
+              (config.environment.is_set() &&
+               std::ranges::any_of(config.rewards,
+                                   [](const auto& r) { return r.name == "environment"; })),
+          "credit: turn shares out the rewards that an environment gives to turns; hint: an "
+          "environment with rewards: [{name: environment}], or credit=completion");
   require(config.sampling.temperature > 0,
           "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
   require(config.grpo.num_minibatches <= config.batch.prompts_per_step,

@@ -153,6 +153,8 @@ Json completion_line(int64_t step, const Group& group, size_t sample,
       .set("group", group.index)
       .set("sample", static_cast<int64_t>(sample))
       .set("group_reward", group_reward.mean());
+  if (!c.turn_advantages.empty())
+    line.set("turn_advantages", Json::Array(c.turn_advantages.begin(), c.turn_advantages.end()));
   if (!c.transcript.is_null()) line.set("transcript", c.transcript);
   if (!c.environment_error.empty()) line.set("error", c.environment_error);
   return line;

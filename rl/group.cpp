@@ -23,6 +23,26 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
   return out;
 }
 
+std::vector<double> turn_returns(const ScoredCompletion& c, std::span<const std::string> names,
+                                 std::span<const double> weights, double discount) {
+  std::vector<double> out(static_cast<size_t>(c.num_turns()), c.reward), others = c.rewards;
+  if (out.empty() || std::isnan(c.reward)) return out;
+  double weight = 0, later = 0;
+  for (size_t k = 0; k < names.size(); ++k)
+    if (names[k] == "environment") {
+      weight = weights[k];
+      others[k] = std::nan("");
+    }
+  const double rest = weighted_sum(weights, others);
+  for (size_t k = out.size(); k-- > 0;) {
+    const double reward = k < c.turn_rewards.size() ? c.turn_rewards[k] : std::nan("");
+    later = (std::isnan(reward) ? 0 : weight * reward) + discount * later;
+    if (k + 1 == out.size() && !std::isnan(rest)) later += rest;
+    out[k] = later;
+  }
+  return out;
+}
+
 std::optional<int> group_outcome(const Group& group, const SuccessCriterion& criterion) {
   std::vector<double> verdicts;
   for (const ScoredCompletion& c : group.completions) {

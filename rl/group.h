@@ -18,11 +18,21 @@ struct ScoredCompletion : Trajectory {
   // Why it has no score: the error of the environment, or of the first reward that has failed;
   // empty: neither has.
   std::string error = {};
+  // Of its tokens; with credit: turn their mean, and the advantage of each turn.
   double advantage = 0;
+  std::vector<double> turn_advantages = {};
   // The advantage by the rewards alone, before GDPO's standardisation, whitening, clipping and a KL
-  // in the reward.
+  // in the reward; with credit: turn the largest in size.
   double reward_advantage = 0;
 };
+
+// The return of each turn of a dialogue: R_k = sum over j >= k of discount^(j - k) r_j. r_j is the
+// reward of turn j times the weight of the reward `environment`; the weighted sum of the
+// completion's other rewards is added to that of the last turn. `names` and `weights`: those of
+// the RewardSet. NaN for all turns of a completion without a reward.
+std::vector<double> turn_returns(const ScoredCompletion& completion,
+                                 std::span<const std::string> names,
+                                 std::span<const double> weights, double discount);
 
 // A prompt, and its position in the step over all ranks.
 struct Group {

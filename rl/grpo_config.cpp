@@ -76,6 +76,13 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
            "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
            "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
            "others; maxrl: (r - mean) / |mean|");
+  v.choice("baseline", baseline, kBaselines,
+           "what an advantage compares a reward r with: group: the completions of its prompt; "
+           "batch: all of the step, which are one group for scale_rewards; none: the advantage is "
+           "r");
+  v.choice("credit", credit, kCredits,
+           "completion: all its tokens share an advantage; turn: those of each turn of a dialogue "
+           "do, by the discounted sum of the rewards from it on");
   v.choice("multi_objective_aggregation", multi_objective_aggregation, kRewardAggregations,
            "several rewards: sum_then_normalize: advantages of their sum; normalize_then_sum: the "
            "sum of the advantages of each, standardised over the step (GDPO)");
@@ -181,6 +188,26 @@ void GrpoConfig::validate() const {
         "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
   if (penalizes_rewards() && kl_unbiased)
     throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
+  if (baseline != Baseline::kGroup && dynamic_sampling_rounds > 0)
+    throw InputError(
+        "dynamic_sampling_rounds: replaces groups whose completions have equal rewards, which only "
+        "baseline: group compares; hint: dynamic_sampling_rounds=0");
+  if (baseline == Baseline::kNone && scale_rewards != AdvantageScale::kNone)
+    throw InputError(
+        str("scale_rewards: ", entry_of(kAdvantageScales, scale_rewards).name,
+            ": there is nothing to scale by with baseline: none, whose advantage is the reward; "
+            "hint: scale_rewards=none"));
+  if (credit == Credit::kTurn) {
+    const auto refuse = [](bool given, const char* key, const char* hint) {
+      if (given)
+        throw InputError(str(key, ": needs one reward per completion, and credit: turn has one per "
+                             "turn; hint: ", hint));
+    };
+    refuse(multi_objective_aggregation != RewardAggregation::kSumThenNormalize,
+           "multi_objective_aggregation: normalize_then_sum", "sum_then_normalize");
+    refuse(penalizes_rewards(), "kl_in: reward", "kl_in=loss");
+    refuse(shuffle_advantages, "shuffle_advantages", "credit=completion");
+  }
   const double high = epsilon_high.value_or(epsilon);
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",

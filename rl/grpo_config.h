@@ -87,6 +87,15 @@ inline constexpr EnumName<RewardAggregation> kRewardAggregations[] = {
     {RewardAggregation::kNormalizeThenSum, "normalize_then_sum"},
 };
 
+// What shares an advantage: all tokens of a completion, or those of a turn of a dialogue.
+enum class Credit : uint8_t { kCompletion, kTurn };
+inline constexpr EnumName<Credit> kCredits[] = {{Credit::kCompletion, "completion"},
+                                                {Credit::kTurn, "turn"}};
+// What rewards are compared with: those of the group, those of the step, or nothing.
+enum class Baseline : uint8_t { kGroup, kBatch, kNone };
+inline constexpr EnumName<Baseline> kBaselines[] = {
+    {Baseline::kGroup, "group"}, {Baseline::kBatch, "batch"}, {Baseline::kNone, "none"}};
+
 // The reference policy of a model with adapters: the base without them, or those of the stage's
 // start.
 enum class ReferenceType : uint8_t { kBase, kStart };
@@ -141,6 +150,8 @@ struct GrpoConfig {
   double ref_sync_alpha = 0.6;
   LossType loss_type = LossType::kDapo;
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
+  Baseline baseline = Baseline::kGroup;
+  Credit credit = Credit::kCompletion;
   RewardAggregation multi_objective_aggregation = RewardAggregation::kSumThenNormalize;
   int64_t dynamic_sampling_rounds = 0;  // at most so often, groups without a signal are replaced
   bool whiten_advantages = false;

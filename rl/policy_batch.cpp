@@ -13,7 +13,9 @@ PolicySequence policy_sequence(const Trajectory& t, double advantage) {
                ", got ", t.prompt_length, " and ", t.completion_length(), " tokens");
   COHORT_CHECK(t.logprobs.size() == t.tokens.size(), "[policy_sequence] sequence ", t.index,
                " has ", t.tokens.size(), " tokens and ", t.logprobs.size(), " log-probs");
-  return {{.tokens = t.tokens, .loss_mask = t.loss_mask, .index = t.index}, t.logprobs, advantage};
+  return {{.tokens = t.tokens, .loss_mask = t.loss_mask, .index = t.index},
+          t.logprobs,
+          std::vector(t.tokens.size(), advantage)};
 }
 
 StepTotals count_totals(std::span<const PolicySequence> sequences) {
@@ -52,7 +54,7 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
         if (!policy.sampling_logprob.empty())
           sampling_logprob.push_back(policy.sampling_logprob[t]);
         const bool has_surrogate = policy.surrogate_mask.empty() || policy.surrogate_mask[t];
-        advantage.push_back(has_surrogate ? policy.advantage : 0);
+        advantage.push_back(has_surrogate ? policy.advantage[t] : 0);
       }
       weight.resize(old_logprob.size(),
                     token_weight(desc.loss_type, desc.totals, sequence.num_targets(),

@@ -14,18 +14,17 @@ namespace cohort {
 
 class Transformer;
 
-// A sequence of an update with the sampler's log-prob of each of its tokens, its advantage and,
+// A sequence of an update with the sampler's log-prob and the advantage of each of its tokens and,
 // unless empty, the reference's log-probs.
 struct PolicySequence : TokenSequence {
-  std::vector<double> old_logprob;
-  double advantage = 0;
+  std::vector<double> old_logprob, advantage;
   std::vector<double> ref_logprob = {};
   // One element per token, or empty: its log-prob under the distribution that it was drawn from
   // (empty: old_logprob), and 0 if it has no surrogate (empty: all have one).
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
 };
-// Converts a trajectory to the input of an update. Callers skip trajectories without a reward (all
+// Converts a trajectory to the input of an update; `advantage` is that of all its tokens. Callers skip trajectories without a reward (all
 // are NaN); a trajectory that only counts in the totals has an empty loss mask.
 PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 

@@ -21,6 +21,7 @@ void each_list(Sequence& s, const Each& each) {
   each(s.types);
   if constexpr (std::is_same_v<std::remove_const_t<Sequence>, PolicySequence>) {
     each(s.old_logprob);
+    each(s.advantage);
     each(s.ref_logprob);
     each(s.sampling_logprob);
     each(s.surrogate_mask);
@@ -30,8 +31,7 @@ void each_list(Sequence& s, const Each& each) {
 template <class Sequence>
 std::vector<double> to_numbers(const Sequence& s) {
   std::vector<double> out{static_cast<double>(s.index), static_cast<double>(s.group),
-                          static_cast<double>(s.prefix), 0};
-  if constexpr (std::is_same_v<Sequence, PolicySequence>) out[3] = s.advantage;
+                          static_cast<double>(s.prefix)};
   each_list(s, [&](const auto& list) {
     out.push_back(static_cast<double>(list.size()));
     out.insert(out.end(), list.begin(), list.end());
@@ -45,8 +45,7 @@ Sequence from_numbers(const std::vector<double>& numbers) {
   s.index = static_cast<int64_t>(numbers[0]);
   s.group = static_cast<int64_t>(numbers[1]);
   s.prefix = static_cast<int64_t>(numbers[2]);
-  if constexpr (std::is_same_v<Sequence, PolicySequence>) s.advantage = numbers[3];
-  auto next = numbers.begin() + 4;
+  auto next = numbers.begin() + 3;
   each_list(s, [&](auto& list) {
     const auto begin = next + 1, end = begin + static_cast<ptrdiff_t>(*next);
     list.assign(begin, end);

@@ -113,11 +113,42 @@ std::vector<double> gather(Communicator& comm, std::span<const Group> groups,
   return reduce_over_ranks(comm, all);
 }
 
-// Sets a number of each of this rank's completions from such a list.
-void scatter(std::span<Group> groups, std::span<const double> all,
-             double ScoredCompletion::*number) {
+// Likewise a number of each turn: that of turn k of completion i is at [k * completions + i], with
+// `missing` where it has no such turn.
+std::vector<double> gather_turns(
+    const GrpoStep& in, std::span<const Group> groups, double missing,
+    const std::function<std::vector<double>(const ScoredCompletion&)>& numbers) {
+  std::vector<double> all;
+  for (int64_t turn = 0; turn < in.sampler.dialogue().max_turns; ++turn) {
+    const auto k = static_cast<size_t>(turn);
+    const std::vector<double> of_turn =
+        gather(in.comm, groups, in.config.batch, [&](const ScoredCompletion& c) {
+          const std::vector<double> each = numbers(c);
+          return k < each.size() ? each[k] : missing;
+        });
+    all.insert(all.end(), of_turn.begin(), of_turn.end());
+  }
+  return all;
+}
+
+// Sets the advantages of this rank's completions from those of the step: one per completion, or
+// as gather_turns() has them.
+void scatter_advantages(std::span<Group> groups, std::span<const double> all,
+                        const GrpoSections& config) {
+  const auto stride = static_cast<size_t>(config.batch.completions_per_step());
   for (Group& group : groups)
-    for (ScoredCompletion& c : group.completions) c.*number = all[static_cast<size_t>(c.index)];
+    for (ScoredCompletion& c : group.completions) {
+      c.advantage = all[static_cast<size_t>(c.index)];
+      if (config.grpo.credit == Credit::kCompletion) continue;
+      const std::vector<int64_t> lengths = c.turn_lengths();
+      c.advantage = 0;
+      c.turn_advantages.clear();
+      for (size_t k = 0; k < lengths.size(); ++k) {
+        c.turn_advantages.push_back(all[k * stride + static_cast<size_t>(c.index)]);
+        c.advantage += c.turn_advantages[k] * static_cast<double>(lengths[k]) /
+                       static_cast<double>(c.completion_length());
+      }
+    }
 }
 
 // The tokens of each completion of the step that count in the loss.
@@ -125,6 +156,14 @@ std::vector<double> gather_loss_tokens(Communicator& comm, std::span<const Group
                                        const GrpoSections& config) {
   return gather(comm, groups, config.batch, [&](const ScoredCompletion& c) {
     return static_cast<double>(count_loss_tokens(c, config.grpo));
+  });
+}
+// Those of each turn.
+std::vector<double> gather_turn_tokens(const GrpoStep& in, std::span<const Group> groups) {
+  return gather_turns(in, groups, 0, [&](const ScoredCompletion& c) {
+    const bool counts = count_loss_tokens(c, in.config.grpo) > 0;
+    const std::vector<int64_t> lengths = counts ? c.turn_lengths() : std::vector<int64_t>();
+    return std::vector<double>(lengths.begin(), lengths.end());
   });
 }
 
@@ -145,14 +184,33 @@ double entropy_threshold(Communicator& comm, std::span<const Group> groups,
   return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
 }
 
-// The advantages of a step's completions relative to their groups. `rewards`: the sums.
+// The advantages of a step's completions by their rewards alone. `rewards`: the sums. With
+// credit: turn, those of gather_turns().
 std::vector<double> relative_advantages(const GrpoStep& in, std::span<const Group> groups,
                                         std::span<const double> rewards) {
   const GrpoConfig& grpo = in.config.grpo;
   const auto advantages_of = [&](std::span<const double> values) {
-    return group_advantages(values, in.config.batch.num_generations, grpo.scale_rewards,
-                            reward_std(values));
+    if (grpo.baseline == Baseline::kNone) {
+      std::vector<double> out(values.begin(), values.end());
+      std::ranges::replace_if(out, [](double value) { return std::isnan(value); }, 0.0);
+      return out;
+    }
+    const int64_t size = grpo.baseline == Baseline::kGroup ? in.config.batch.num_generations
+                                                           : std::ssize(values);
+    return group_advantages(values, size, grpo.scale_rewards, reward_std(values));
   };
+  if (grpo.credit == Credit::kTurn) {
+    const std::vector<double> returns =
+        gather_turns(in, groups, std::nan(""), [&](const ScoredCompletion& c) {
+          return turn_returns(c, in.rewards.names(), in.rewards.weights(),
+                              in.sampler.dialogue().discount);
+        });
+    std::vector<double> out;
+    for (size_t begin = 0; begin < returns.size(); begin += rewards.size())
+      std::ranges::copy(advantages_of(std::span(returns).subspan(begin, rewards.size())),
+                        std::back_inserter(out));
+    return out;
+  }
   if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
     return advantages_of(rewards);
   std::vector<std::vector<double>> each;
@@ -175,7 +233,9 @@ std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> g
   if (grpo.multi_objective_aggregation == RewardAggregation::kNormalizeThenSum)
     standardize(out, rewards);
   if (grpo.whiten_advantages)
-    whiten_advantages(out, gather_loss_tokens(in.comm, groups, in.config));
+    whiten_advantages(out, grpo.credit == Credit::kTurn
+                               ? gather_turn_tokens(in, groups)
+                               : gather_loss_tokens(in.comm, groups, in.config));
   if (grpo.advantage_clip)
     for (double& a : out) a = std::clamp(a, -*grpo.advantage_clip, *grpo.advantage_clip);
   return out;
@@ -185,6 +245,10 @@ std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> g
 PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double least_entropy,
                            const GrpoSections& config) {
   PolicySequence out = policy_sequence(c, advantage);
+  for (size_t t = 0, turn = 0; t < c.tokens.size() && !c.turn_advantages.empty(); ++t) {
+    turn += c.loss_mask[t] && !c.loss_mask[t - 1];
+    if (c.loss_mask[t]) out.advantage[t] = c.turn_advantages[turn - 1];
+  }
   // The prompt's last token is not part of the shared prefix: its target is the completion's first.
   if (config.batch.num_generations > 1) {
     out.group = c.group;
@@ -201,7 +265,9 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
 // True if a sequence can change the update. Without a KL term and an entropy bonus a zero advantage
 // gives an exactly zero gradient.
 bool has_gradient(const PolicySequence& sequence, const GrpoConfig& config) {
-  return sequence.num_targets() > 0 && (config.needs_all_completions() || sequence.advantage != 0);
+  return sequence.num_targets() > 0 &&
+         (config.needs_all_completions() ||
+          std::ranges::any_of(sequence.advantage, [](double advantage) { return advantage != 0; }));
 }
 
 // Accepts an update whose ratios are exactly 1.
@@ -309,8 +375,14 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
     Stopwatch clock;
     const std::vector<double> rewards =
         gather(in.comm, rollouts.groups, in.config.batch, &ScoredCompletion::reward);
-    scatter(rollouts.groups, relative_advantages(in, rollouts.groups, rewards),
-            &ScoredCompletion::reward_advantage);
+    scatter_advantages(rollouts.groups, relative_advantages(in, rollouts.groups, rewards),
+                       in.config);
+    for (Group& group : rollouts.groups)
+      for (ScoredCompletion& c : group.completions) {
+        c.reward_advantage = c.advantage;
+        for (const double a : c.turn_advantages)
+          if (std::abs(a) > std::abs(c.reward_advantage)) c.reward_advantage = a;
+      }
     for (size_t i = 0; i < drawn.size(); ++i)
       if (drawn[i] >= 0)
         out.outcomes.push_back(
@@ -398,7 +470,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   // Sets the advantages; returns those of the update, which may be shuffled.
   const auto set_advantages = [&] {
     std::vector<double> all = step_advantages(in, groups, rewards);
-    scatter(groups, all, &ScoredCompletion::advantage);
+    scatter_advantages(groups, all, config);
     if (config.grpo.shuffle_advantages) shuffle_advantages(all, config.seed, in.step);
     return all;
   };
@@ -423,7 +495,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
       advantages = set_advantages();
       for (PolicyUpdate& update : minibatches)
         for (PolicySequence& s : update.sequences)
-          s.advantage = advantages[static_cast<size_t>(s.index)];
+          std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
   }

@@ -398,6 +398,8 @@ class Sampler::Call {
     Trajectory& t = *open.out;
     const DialogueOptions& options = sampler_.dialogue_;
     options.on_reply(reply);
+    t.turn_rewards.resize(static_cast<size_t>(open.turns), std::nan(""));
+    t.turn_rewards.back() = reply.reward;
     if (!std::isnan(reply.reward)) {
       const double before = std::isnan(t.environment_reward) ? 0 : t.environment_reward;
       t.environment_reward =

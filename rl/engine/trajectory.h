@@ -60,22 +60,27 @@ struct Trajectory {
   // The completion as templates spell it: decoded by SpecialText::kHideControl, without the stop
   // token. Of a dialogue, the last turn.
   std::string text;
-  // Dialogues (rl/engine/environment.h): the sum of the turns' rewards, discounted (NaN: there is
-  // none), why the environment has failed (empty: it has not), and the messages after the prompt:
-  // turns and observations (null: no dialogue).
+  // Dialogues (rl/engine/environment.h): the reward of each turn (NaN, or missing at the end: it has
+  // none), their discounted sum (NaN: there is none), why the environment has failed (empty: it has
+  // not), and the messages after the prompt: turns and observations (null: no dialogue).
+  std::vector<double> turn_rewards = {};
   double environment_reward = std::numeric_limits<double>::quiet_NaN();
   std::string environment_error;
   Json transcript;
   bool truncated() const { return is_truncated(stop_reason); }
   // Number of sampled tokens.
   int64_t completion_length() const { return std::ranges::count(loss_mask, 1); }
-  // Number of spans of sampled tokens.
-  int64_t num_turns() const {
-    int64_t count = 0;
-    for (size_t i = 0; i < loss_mask.size(); ++i)
-      count += loss_mask[i] == 1 && (i == 0 || loss_mask[i - 1] == 0);
-    return count;
+  // The number of tokens of each turn: of each span of sampled tokens.
+  std::vector<int64_t> turn_lengths() const {
+    std::vector<int64_t> out;
+    for (size_t i = 0; i < loss_mask.size(); ++i) {
+      if (loss_mask[i] == 0) continue;
+      if (i == 0 || loss_mask[i - 1] == 0) out.push_back(0);
+      ++out.back();
+    }
+    return out;
   }
+  int64_t num_turns() const { return std::ssize(turn_lengths()); }
   // The tokens of the last turn, if the last token is sampled.
   std::span<const int32_t> last_turn() const {
     size_t begin = tokens.size();

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "job/journal.h"
+#include "rl/advantage.h"
 #include "tests/apps/process.h"
 #include "tests/job/small_configs.h"
 
@@ -100,6 +101,97 @@ TEST_F(EnvironmentRuns, HaveTheSameWeightsWhateverTheDelays) {
   EXPECT_EQ(shown.code, 0) << shown.err;
   for (const char* text : {"turn 1:", "observed", "sampled", "advantage: "})
     EXPECT_NE(shown.out.find(text), shown.out.npos) << text << shown.out;
+}
+
+// credit: turn gives each turn the advantage of its return, which the lines of completions.jsonl
+// determine: turn k is compared with that of the group's completions that have it. The same for any
+// number of ranks, and in a replay.
+TEST_F(EnvironmentRuns, TurnsHaveTheirOwnAdvantages) {
+  for (const char* ranks : {"ranks=1", "ranks=2"}) {
+    const std::string name = str("turns", ranks[6]);
+    const Output output =
+        run_cohort(run(name, 0.001, "", {ranks, "credit=turn", "log_completions=24"}));
+    ASSERT_EQ(output.code, 0) << output.err;
+    EXPECT_EQ(sum(name, "ratio_deviation"), 0);
+    std::map<std::pair<int64_t, int64_t>, std::vector<Json>> groups;
+    for (const Json& line : json_lines(dir_.path(name + "/completions.jsonl")))
+      groups[{line.at("step").as_int(), line.at("group").as_int()}].push_back(line);
+    EXPECT_EQ(groups.size(), 24u);
+    double compared = 0, longest = 0;
+    for (const auto& [key, group] : groups) {
+      ASSERT_EQ(group.size(), 6u);
+      std::vector<std::vector<double>> returns;
+      for (const Json& line : group) {
+        std::vector<double> rewards;
+        for (const Json& message : line.at("transcript").as_array()) {
+          if (message.at("role").as_string() != "assistant") continue;
+          const std::string& text = message.at("content").as_string();
+          const bool last = rewards.size() == 2 || text.find('9') != text.npos;
+          rewards.push_back(last ? static_cast<double>(std::ranges::count(text, '1'))
+                                 : 0.25 * static_cast<double>(text.size()));
+        }
+        const size_t turns = line.at("turn_advantages").as_array().size();
+        ASSERT_LE(rewards.size(), turns);
+        if (line.at("truncated").as_bool() && rewards.size() == turns) rewards.back() = 0;
+        rewards.resize(turns);
+        for (size_t k = turns - 1; k-- > 0;) rewards[k] += 0.5 * rewards[k + 1];
+        returns.push_back(std::move(rewards));
+      }
+      for (size_t k = 0; k < 3; ++k) {
+        std::vector<double> column;
+        for (const std::vector<double>& each : returns)
+          column.push_back(k < each.size() ? each[k] : std::nan(""));
+        const std::vector<double> expected = group_advantages(column, 6, AdvantageScale::kGroup);
+        for (size_t i = 0; i < 6; ++i) {
+          if (k >= returns[i].size()) continue;
+          const Json& found = group[i].at("turn_advantages").as_array()[k];
+          EXPECT_NEAR(found.as_double(), expected[i], 1e-9) << group[i].dump();
+          compared += expected[i] != 0;
+          longest = std::fmax(longest, static_cast<double>(k + 1));
+        }
+      }
+    }
+    EXPECT_GT(compared, 100);
+    EXPECT_EQ(longest, 3);
+    const Output replay = run_cohort({"replay", dir_.path(name), "--step", "6"});
+    EXPECT_EQ(replay.code, 0) << replay.out << replay.err;
+  }
+  // The first step's completions are the same on one and two ranks, and so are their advantages.
+  const auto first = [&](const std::string& name) {
+    std::vector<std::string> out;
+    for (const Json& line : json_lines(dir_.path(name + "/completions.jsonl")))
+      if (line.at("step").as_int() == 1) out.push_back(line.at("turn_advantages").dump());
+    return out;
+  };
+  EXPECT_EQ(first("turns1"), first("turns2"));
+  const Output whole = run_cohort(run("whole", 0.001, ""));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_NE(weights("whole"), weights("turns1"));
+}
+
+// One completion per prompt, compared with those of the other prompts of the step.
+TEST_F(EnvironmentRuns, OneCompletionPerPromptWithTheBaselineOfTheStep) {
+  for (const auto& [name, baseline] :
+       {std::pair("batch", "baseline=batch"), std::pair("none", "baseline=none")}) {
+    const Output output = run_cohort(
+        run(name, 0.001, "",
+            {"num_generations=1", "prompts_per_step=8", baseline, "scale_rewards=none",
+             "log_completions=8"}));
+    ASSERT_EQ(output.code, 0) << output.err;
+    std::map<int64_t, std::vector<std::pair<double, double>>> steps;  // rewards and advantages
+    for (const Json& line : json_lines(dir_.path(str(name, "/completions.jsonl"))))
+      steps[line.at("step").as_int()].emplace_back(line.at("reward").as_double(),
+                                                   line.at("advantage").as_double());
+    ASSERT_EQ(steps.size(), 6u);
+    for (const auto& [step, all] : steps) {
+      ASSERT_EQ(all.size(), 8u);
+      double mean = 0;
+      for (const auto& [reward, advantage] : all) mean += reward / 8;
+      for (const auto& [reward, advantage] : all)
+        EXPECT_NEAR(advantage, std::string(name) == "none" ? reward : reward - mean, 1e-12);
+    }
+    EXPECT_GT(sum(name, "grad_norm"), 0);
+  }
 }
 
 // The program begins the dialogues of a prompt with a text and a field; it lies for some prompts,

@@ -172,7 +172,11 @@ TEST_F(ForeignPlans, AGroupOfOneIsRefusedWithTheReason) {
   const std::string data = "data: {task: addition}\nrewards: [{name: task}]\nnum_generations: 1\n";
   expect_refused("trainer: grpo\n" + data,
                  "num_generations: 1 leaves nothing to compare: the advantage of a completion is "
-                 "its reward relative to the others of its prompt; hint: num_generations=8");
+                 "its reward relative to the others of its prompt; hint: num_generations=8, or "
+                 "baseline=batch");
+  EXPECT_NO_THROW(load("trainer: grpo\nbaseline: batch\n" + data));
+  expect_refused("trainer: grpo\ncredit: turn\ndata: {task: addition}\nrewards: [{name: task}]\n",
+                 "credit: turn shares out the rewards that an environment gives to turns; hint: ");
   EXPECT_NO_THROW(load("trainer: sft\n" + data));
   expect_refused("trainer: sft\ndata: {task: addition}\nnum_generations: 0\n",
                  "num_generations: expected a number from 1 to");

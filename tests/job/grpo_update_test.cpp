@@ -37,6 +37,32 @@ TEST_F(GrpoStep, OnlyTokensOfHighEntropyHaveASurrogate) {
   EXPECT_NEAR(kept / static_cast<double>(at), 0.25, 1.5 / static_cast<double>(at));
 }
 
+// The tokens of each turn have its advantage in the micro batches; observed tokens are no targets.
+// A dialogue whose turns' advantages are all 0 is left out, one whose mean is 0 is not.
+TEST_F(GrpoStep, TokensOfATurnShareItsAdvantage) {
+  config_.grpo.credit = Credit::kTurn;
+  const auto comm = make_single_communicator();
+  const auto learner = make_learner(*comm);
+  ScoredRollouts scored = sampled(*comm, *learner);
+  std::vector<double> expected;
+  for (ScoredCompletion* c : completions_of(scored.groups)) {
+    for (int i = 0; i < 5; ++i) c->append_sampled(4, -1);
+    c->loss_mask[c->tokens.size() - 3] = 0;  // two turns, the second of two tokens
+    const double first = c->index % 3 == 0 ? 0 : static_cast<double>(c->index);
+    const double second = -first * static_cast<double>(c->turn_lengths()[0]) / 2;
+    set_advantage(*c, 0);
+    c->turn_advantages = {first, second};
+    if (first == 0) continue;
+    expected.insert(expected.end(), static_cast<size_t>(c->turn_lengths()[0]), first);
+    expected.insert(expected.end(), 2, second);
+  }
+  std::vector<double> found;
+  for (const PolicyUpdate& update : packed(*comm, *learner, scored))
+    for (const PolicyBatch& batch : update.batches)
+      for (const double a : batch.advantage.to_vector<double>()) found.push_back(a);
+  EXPECT_EQ(found, expected);
+}
+
 // With top-k the sampler draws from a renormalised distribution; the weights are the probability
 // that it keeps, and at most 1.
 TEST_F(GrpoStep, ImportanceWeightsFollowTheDistributionSampledFrom) {
