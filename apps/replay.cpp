@@ -48,6 +48,9 @@ void print_completion(const ReplayedCompletion& c, bool raw) {
     print(stdout,
           str("reward ", name, ": ", std::isnan(value) ? "none" : format_double(value), "\n"));
   print(stdout, str("advantage: ", format_double(c.advantage), "\n"));
+  for (size_t k = 0; k < c.turn_advantages.size(); ++k)
+    print(stdout,
+          str("advantage of turn ", k + 1, ": ", format_double(c.turn_advantages[k]), "\n"));
 }
 
 }  // namespace

@@ -414,10 +414,20 @@ void validate_grpo(const TrainConfig& config) {
           "baseline=batch");
   require(config.grpo.credit == Credit::kCompletion ||
               (config.environment.is_set() &&
-               std::ranges::any_of(config.rewards,
-                                   [](const auto& r) { return r.name == "environment"; })),
-          "credit: turn shares out the rewards that an environment gives to turns; hint: an "
+               std::ranges::count_if(
+                   config.rewards,
+                   [](const auto& r) { return r.name == "environment" && r.weight != 0; }) == 1),
+          "credit: turn needs the rewards that an environment gives to turns; hint: an "
           "environment with rewards: [{name: environment}], or credit=completion");
+  require(config.grpo.baseline == Baseline::kNone || config.batch.completions_per_step() > 1,
+          "prompts_per_step: 1 with num_generations: 1 leaves nothing to compare; hint: "
+          "prompts_per_step=8");
+  require(
+      config.data.curriculum != Curriculum::kOnline ||
+          (config.grpo.baseline == Baseline::kGroup && config.grpo.credit == Credit::kCompletion),
+      "data.curriculum: online leaves out problems whose completions all get the same reward, "
+      "which teach something with another baseline than group and with credit: turn; hint: "
+      "data.curriculum=length, or leave it out");
   require(config.sampling.temperature > 0,
           "temperature: grpo needs samples that differ; greedy (0) gives equal ones");
   require(config.grpo.num_minibatches <= config.batch.prompts_per_step,

@@ -182,7 +182,7 @@ void Replay::end(const GrpoStep& step, std::span<const Group> groups) {
       if (!is_target || group.index != options_.prompt ||
           c.index % batch_.num_generations != options_.completion)
         continue;
-      completion = {c, {}, c.advantage, nullptr};
+      completion = {c, {}, c.advantage, c.turn_advantages, nullptr};
       for (size_t k = 0; k < names.size(); ++k)
         completion->rewards.emplace_back(names[k], c.rewards[k]);
       completion->rewards.emplace_back("total", c.reward);

@@ -29,6 +29,7 @@ struct ReplayedCompletion {
   Trajectory trajectory;
   std::vector<std::pair<std::string, double>> rewards;  // the total last; NaN: none
   double advantage = 0;
+  std::vector<double> turn_advantages;  // with credit: turn
   std::unique_ptr<Tokenizer> tokenizer;
 };
 

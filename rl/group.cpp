@@ -26,19 +26,19 @@ std::vector<Group> group_completions(std::span<const Example> prompts,
 std::vector<double> turn_returns(const ScoredCompletion& c, std::span<const std::string> names,
                                  std::span<const double> weights, double discount) {
   std::vector<double> out(static_cast<size_t>(c.num_turns()), c.reward), others = c.rewards;
-  if (out.empty() || std::isnan(c.reward)) return out;
-  double weight = 0, later = 0;
+  if (std::isnan(c.reward)) return out;
+  double weight = 0;
   for (size_t k = 0; k < names.size(); ++k)
     if (names[k] == "environment") {
       weight = weights[k];
       others[k] = std::nan("");
     }
-  const double rest = weighted_sum(weights, others);
+  const auto or_zero = [](double value) { return std::isnan(value) ? 0 : value; };
+  double later = or_zero(weighted_sum(weights, others));
   for (size_t k = out.size(); k-- > 0;) {
-    const double reward = k < c.turn_rewards.size() ? c.turn_rewards[k] : std::nan("");
-    later = (std::isnan(reward) ? 0 : weight * reward) + discount * later;
-    if (k + 1 == out.size() && !std::isnan(rest)) later += rest;
-    out[k] = later;
+    const double reward = k < c.turn_rewards.size() ? or_zero(weight * c.turn_rewards[k]) : 0;
+    out[k] = without_rounding(reward + later, std::abs(reward) + std::abs(later));
+    later = discount * out[k];
   }
   return out;
 }
@@ -70,7 +70,8 @@ int64_t count_loss_tokens(const ScoredCompletion& completion, const GrpoConfig& 
 
 bool has_signal(const Group& group, const GrpoConfig& config) {
   return std::ranges::any_of(group.completions, [&](const ScoredCompletion& c) {
-    return c.reward_advantage != 0 && count_loss_tokens(c, config) > 0;
+    const bool differs = std::ranges::any_of(c.turn_advantages, [](double a) { return a != 0; });
+    return (c.reward_advantage != 0 || differs) && count_loss_tokens(c, config) > 0;
   });
 }
 

@@ -18,11 +18,10 @@ struct ScoredCompletion : Trajectory {
   // Why it has no score: the error of the environment, or of the first reward that has failed;
   // empty: neither has.
   std::string error = {};
-  // Of its tokens; with credit: turn their mean, and the advantage of each turn.
-  double advantage = 0;
-  std::vector<double> turn_advantages = {};
+  double advantage = 0;                      // with credit: turn the mean over the tokens
+  std::vector<double> turn_advantages = {};  // with credit: turn, one per turn
   // The advantage by the rewards alone, before GDPO's standardisation, whitening, clipping and a KL
-  // in the reward; with credit: turn the largest in size.
+  // in the reward.
   double reward_advantage = 0;
 };
 
@@ -65,7 +64,8 @@ std::optional<int> group_outcome(std::span<const double> rewards);
 // mask_truncated_completions leaves it out.
 int64_t count_loss_tokens(const ScoredCompletion& completion, const GrpoConfig& config);
 
-// True if a completion that has tokens in the loss has a reward_advantage other than 0.
+// True if a completion that has tokens in the loss has a reward_advantage, or one of a turn, other
+// than 0.
 bool has_signal(const Group& group, const GrpoConfig& config);
 
 }  // namespace cohort

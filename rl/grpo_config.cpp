@@ -197,17 +197,16 @@ void GrpoConfig::validate() const {
         str("scale_rewards: ", entry_of(kAdvantageScales, scale_rewards).name,
             ": there is nothing to scale by with baseline: none, whose advantage is the reward; "
             "hint: scale_rewards=none"));
-  if (credit == Credit::kTurn) {
-    const auto refuse = [](bool given, const char* key, const char* hint) {
-      if (given)
-        throw InputError(str(key, ": needs one reward per completion, and credit: turn has one per "
-                             "turn; hint: ", hint));
-    };
-    refuse(multi_objective_aggregation != RewardAggregation::kSumThenNormalize,
-           "multi_objective_aggregation: normalize_then_sum", "sum_then_normalize");
-    refuse(penalizes_rewards(), "kl_in: reward", "kl_in=loss");
-    refuse(shuffle_advantages, "shuffle_advantages", "credit=completion");
-  }
+  const auto needs_completions = [&](const char* key, bool given) {
+    if (given && credit == Credit::kTurn)
+      throw InputError(str("credit: turn has an advantage per turn, and ", key,
+                           " is for one per completion; hint: credit=completion"));
+  };
+  needs_completions("multi_objective_aggregation: normalize_then_sum",
+                    multi_objective_aggregation != RewardAggregation::kSumThenNormalize);
+  needs_completions("kl_in: reward", penalizes_rewards());
+  needs_completions("whiten_advantages", whiten_advantages);
+  needs_completions("shuffle_advantages", shuffle_advantages);
   const double high = epsilon_high.value_or(epsilon);
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",

@@ -87,11 +87,11 @@ inline constexpr EnumName<RewardAggregation> kRewardAggregations[] = {
     {RewardAggregation::kNormalizeThenSum, "normalize_then_sum"},
 };
 
-// What shares an advantage: all tokens of a completion, or those of a turn of a dialogue.
+// The tokens that share an advantage: all of a completion, or those of a turn of a dialogue.
 enum class Credit : uint8_t { kCompletion, kTurn };
 inline constexpr EnumName<Credit> kCredits[] = {{Credit::kCompletion, "completion"},
                                                 {Credit::kTurn, "turn"}};
-// What rewards are compared with: those of the group, those of the step, or nothing.
+// Rewards are compared with those of the group, with those of the step, or with nothing.
 enum class Baseline : uint8_t { kGroup, kBatch, kNone };
 inline constexpr EnumName<Baseline> kBaselines[] = {
     {Baseline::kGroup, "group"}, {Baseline::kBatch, "batch"}, {Baseline::kNone, "none"}};

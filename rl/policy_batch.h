@@ -24,8 +24,9 @@ struct PolicySequence : TokenSequence {
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
 };
-// Converts a trajectory to the input of an update; `advantage` is that of all its tokens. Callers skip trajectories without a reward (all
-// are NaN); a trajectory that only counts in the totals has an empty loss mask.
+// Converts a trajectory to the input of an update; all its tokens get the advantage. Callers skip
+// trajectories without a reward (all are NaN); a trajectory that only counts in the totals has an
+// empty loss mask.
 PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 
 // A micro batch with the constants of the policy loss, [L] each: one value per target.

@@ -4,6 +4,7 @@ for, that static shared memory stays below the 48 KB that need no opt-in, and th
 memory than the table below allows.
 
   scripts/check_kernels.py [BUILD]      checks the objects of a build folder (default: build/cuda)
+      [--architectures 80,90,100,120]   those that the build is for
   scripts/check_kernels.py --measure    prints the spills of all kernels that have some
   scripts/check_kernels.py --has-tool   exits with 0 if cuobjdump is found
   scripts/check_kernels.py --self-test  expects reports for made-up listings
@@ -11,6 +12,7 @@ memory than the table below allows.
 cuobjdump comes with the CUDA toolkit (Debian package cuda-cuobjdump-13-0, PyPI package nvidia-cuda-cuobjdump): it is
 looked up on PATH, beside nvcc, and in build/venv, where CI installs it.
 """
+import argparse
 import re
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
+ARCHITECTURES = "80,90,100,120"
 HOPPER = {"sm_90a"}  # objects of cmake/layers.cmake that are compiled for sm_90a alone
 MAX_STATIC_SHARED = 48 << 10
 # Bytes of local memory per thread that a kernel may use on any architecture, by a pattern of its demangled name; the first
@@ -72,21 +74,22 @@ def parse(listing):
     return found
 
 
-def problems(objects, names):
+def problems(objects, names, architectures):
     """Messages about objects {path: parse()}; names: demangled()."""
     out = []
+    every = {f"sm_{number}" for number in architectures.split(",")}
     for path, kernels in objects.items():
-        architectures = {}
+        compiled = {}
         for arch, kernel, _, stack, shared in kernels:
-            architectures.setdefault(kernel, set()).add(arch)
+            compiled.setdefault(kernel, set()).add(arch)
             name = names[kernel]
             allowed = next(limit for pattern, limit in ALLOWED_STACK if re.search(pattern, name))
             if stack > allowed:
                 out.append(f"{path}: {arch}: {stack} bytes of local memory, allowed {allowed}: {name}")
             if shared > MAX_STATIC_SHARED:
                 out.append(f"{path}: {arch}: {shared} bytes of static shared memory: {name}")
-        for kernel, have in architectures.items():
-            if have not in (ARCHITECTURES, HOPPER):
+        for kernel, have in compiled.items():
+            if have not in (every, HOPPER):
                 out.append(f"{path}: compiled for {', '.join(sorted(have))} only: {names[kernel]}")
     return out
 
@@ -107,12 +110,12 @@ def self_test():
     def listing(arch, stack=0, shared=0):
         return f"arch = {arch}\n Function k:\n  REG:40 STACK:{stack} SHARED:{shared} LOCAL:0\n"
 
-    every = "".join(listing(a) for a in sorted(ARCHITECTURES))
+    every = listing("sm_80") + listing("sm_90")
     names = {"k": "k()"}
     cases = [(every, 0), (listing("sm_90a"), 0), (listing("sm_90"), 1), (every + listing("sm_90", stack=48), 1),
              (every + listing("sm_80", shared=50000), 1)]
     for text, expected in cases:
-        found = problems({"o": parse(text)}, names)
+        found = problems({"o": parse(text)}, names, "80,90")
         if len(found) != expected:
             sys.exit(f"check_kernels.py: self-test: expected {expected} problems, got {found}")
     print(f"check_kernels.py: self-test: {len(cases)} listings judged as expected")
@@ -123,19 +126,20 @@ def main(arguments):
         return self_test()
     if arguments == ["--has-tool"]:
         return cuobjdump()
-    measure = "--measure" in arguments
-    builds = [a for a in arguments if a != "--measure"]
-    if len(builds) > 1 or any(b.startswith("-") for b in builds):
-        sys.exit(__doc__)
-    objects = read(Path(builds[0] if builds else ROOT / "build/cuda"))
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build/cuda")
+    parser.add_argument("--architectures", default=ARCHITECTURES)
+    parser.add_argument("--measure", action="store_true")
+    options = parser.parse_args(arguments)
+    objects = read(options.build)
     names = demangled({k[1] for kernels in objects.values() for k in kernels})
-    if measure:
+    if options.measure:
         for kernels in objects.values():
             for arch, kernel, registers, stack, _ in kernels:
                 if stack > 0:
                     print(f"{arch:8} {registers:4} registers {stack:5} bytes  {names[kernel]}")
         return None
-    found = problems(objects, names)
+    found = problems(objects, names, options.architectures)
     for line in found:
         print(line)
     count = sum(len(kernels) for kernels in objects.values())

@@ -330,7 +330,7 @@ std::string GrpoMonitor::overfitting() const {
 
 std::string GrpoMonitor::zero_signal() const {
   const auto steps = static_cast<int64_t>(numbers_.at("zero_signal_steps"));
-  if (steps < kZeroSignalSteps) return "";
+  if (steps < kZeroSignalSteps || config_.baseline != Baseline::kGroup) return "";
   if (config_.mask_truncated_completions &&
       recent_mean("truncated") + recent_mean("context") > kAllTruncated)
     return str("no update has been made for ", steps,

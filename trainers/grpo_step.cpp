@@ -113,40 +113,43 @@ std::vector<double> gather(Communicator& comm, std::span<const Group> groups,
   return reduce_over_ranks(comm, all);
 }
 
-// Likewise a number of each turn: that of turn k of completion i is at [k * completions + i], with
-// `missing` where it has no such turn.
-std::vector<double> gather_turns(
-    const GrpoStep& in, std::span<const Group> groups, double missing,
-    const std::function<std::vector<double>(const ScoredCompletion&)>& numbers) {
-  std::vector<double> all;
-  for (int64_t turn = 0; turn < in.sampler.dialogue().max_turns; ++turn) {
-    const auto k = static_cast<size_t>(turn);
-    const std::vector<double> of_turn =
-        gather(in.comm, groups, in.config.batch, [&](const ScoredCompletion& c) {
-          const std::vector<double> each = numbers(c);
-          return k < each.size() ? each[k] : missing;
-        });
-    all.insert(all.end(), of_turn.begin(), of_turn.end());
-  }
-  return all;
+// Likewise the returns of its turns: that of turn k of completion i is at [k * completions + i],
+// NaN where it has no such turn.
+std::vector<double> gather_returns(const GrpoStep& in, std::span<const Group> groups) {
+  double turns = 1;
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions)
+      turns = std::max(turns, static_cast<double>(c.num_turns()));
+  reduce_in_place(in.comm, {&turns}, Reduce::kMax);
+  const auto count = static_cast<size_t>(in.config.batch.completions_per_step());
+  std::vector<double> all(static_cast<size_t>(turns) * count);
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions) {
+      std::vector<double> returns =
+          turn_returns(c, in.rewards.names(), in.rewards.weights(), in.sampler.dialogue().discount);
+      returns.resize(static_cast<size_t>(turns), std::nan(""));
+      for (size_t k = 0; k < returns.size(); ++k)
+        all[k * count + static_cast<size_t>(c.index)] = returns[k];
+    }
+  return reduce_over_ranks(in.comm, all);
 }
 
-// Sets the advantages of this rank's completions from those of the step: one per completion, or
-// as gather_turns() has them.
-void scatter_advantages(std::span<Group> groups, std::span<const double> all,
-                        const GrpoSections& config) {
-  const auto stride = static_cast<size_t>(config.batch.completions_per_step());
+// Sets an advantage of each of this rank's completions from such a list. With credit: turn it is
+// the mean over the tokens, and turn_advantages are set too.
+void scatter(std::span<Group> groups, std::span<const double> all, const GrpoSections& config,
+             double ScoredCompletion::*number) {
+  const auto count = static_cast<size_t>(config.batch.completions_per_step());
   for (Group& group : groups)
     for (ScoredCompletion& c : group.completions) {
-      c.advantage = all[static_cast<size_t>(c.index)];
+      const auto index = static_cast<size_t>(c.index);
+      c.*number = all[index];
       if (config.grpo.credit == Credit::kCompletion) continue;
-      const std::vector<int64_t> lengths = c.turn_lengths();
-      c.advantage = 0;
+      c.*number = 0;
       c.turn_advantages.clear();
-      for (size_t k = 0; k < lengths.size(); ++k) {
-        c.turn_advantages.push_back(all[k * stride + static_cast<size_t>(c.index)]);
-        c.advantage += c.turn_advantages[k] * static_cast<double>(lengths[k]) /
-                       static_cast<double>(c.completion_length());
+      for (const int64_t length : c.turn_lengths()) {
+        c.turn_advantages.push_back(all[c.turn_advantages.size() * count + index]);
+        c.*number += c.turn_advantages.back() * static_cast<double>(length) /
+                     static_cast<double>(c.completion_length());
       }
     }
 }
@@ -156,14 +159,6 @@ std::vector<double> gather_loss_tokens(Communicator& comm, std::span<const Group
                                        const GrpoSections& config) {
   return gather(comm, groups, config.batch, [&](const ScoredCompletion& c) {
     return static_cast<double>(count_loss_tokens(c, config.grpo));
-  });
-}
-// Those of each turn.
-std::vector<double> gather_turn_tokens(const GrpoStep& in, std::span<const Group> groups) {
-  return gather_turns(in, groups, 0, [&](const ScoredCompletion& c) {
-    const bool counts = count_loss_tokens(c, in.config.grpo) > 0;
-    const std::vector<int64_t> lengths = counts ? c.turn_lengths() : std::vector<int64_t>();
-    return std::vector<double>(lengths.begin(), lengths.end());
   });
 }
 
@@ -184,31 +179,25 @@ double entropy_threshold(Communicator& comm, std::span<const Group> groups,
   return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
 }
 
-// The advantages of a step's completions by their rewards alone. `rewards`: the sums. With
-// credit: turn, those of gather_turns().
+// The advantages of a step's completions by their rewards alone; with credit: turn, those of
+// turns, as gather_returns() has them. `rewards`: the sums.
 std::vector<double> relative_advantages(const GrpoStep& in, std::span<const Group> groups,
                                         std::span<const double> rewards) {
   const GrpoConfig& grpo = in.config.grpo;
   const auto advantages_of = [&](std::span<const double> values) {
-    if (grpo.baseline == Baseline::kNone) {
-      std::vector<double> out(values.begin(), values.end());
-      std::ranges::replace_if(out, [](double value) { return std::isnan(value); }, 0.0);
-      return out;
-    }
-    const int64_t size = grpo.baseline == Baseline::kGroup ? in.config.batch.num_generations
-                                                           : std::ssize(values);
-    return group_advantages(values, size, grpo.scale_rewards, reward_std(values));
+    if (grpo.baseline != Baseline::kNone)
+      return group_advantages(
+          values,
+          grpo.baseline == Baseline::kGroup ? in.config.batch.num_generations : std::ssize(values),
+          grpo.scale_rewards, reward_std(values));
+    std::vector<double> out;
+    for (const double value : values) out.push_back(std::isnan(value) ? 0 : value);
+    return out;
   };
   if (grpo.credit == Credit::kTurn) {
-    const std::vector<double> returns =
-        gather_turns(in, groups, std::nan(""), [&](const ScoredCompletion& c) {
-          return turn_returns(c, in.rewards.names(), in.rewards.weights(),
-                              in.sampler.dialogue().discount);
-        });
-    std::vector<double> out;
-    for (size_t begin = 0; begin < returns.size(); begin += rewards.size())
-      std::ranges::copy(advantages_of(std::span(returns).subspan(begin, rewards.size())),
-                        std::back_inserter(out));
+    std::vector<double> out = gather_returns(in, groups);
+    for (auto turn = out.begin(); turn != out.end(); turn += std::ssize(rewards))
+      std::ranges::copy(advantages_of({turn, rewards.size()}), turn);
     return out;
   }
   if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
@@ -233,9 +222,7 @@ std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> g
   if (grpo.multi_objective_aggregation == RewardAggregation::kNormalizeThenSum)
     standardize(out, rewards);
   if (grpo.whiten_advantages)
-    whiten_advantages(out, grpo.credit == Credit::kTurn
-                               ? gather_turn_tokens(in, groups)
-                               : gather_loss_tokens(in.comm, groups, in.config));
+    whiten_advantages(out, gather_loss_tokens(in.comm, groups, in.config));
   if (grpo.advantage_clip)
     for (double& a : out) a = std::clamp(a, -*grpo.advantage_clip, *grpo.advantage_clip);
   return out;
@@ -375,14 +362,8 @@ std::vector<double> sample_groups(const GrpoStep& in, GrpoStepResult& out, StepT
     Stopwatch clock;
     const std::vector<double> rewards =
         gather(in.comm, rollouts.groups, in.config.batch, &ScoredCompletion::reward);
-    scatter_advantages(rollouts.groups, relative_advantages(in, rollouts.groups, rewards),
-                       in.config);
-    for (Group& group : rollouts.groups)
-      for (ScoredCompletion& c : group.completions) {
-        c.reward_advantage = c.advantage;
-        for (const double a : c.turn_advantages)
-          if (std::abs(a) > std::abs(c.reward_advantage)) c.reward_advantage = a;
-      }
+    scatter(rollouts.groups, relative_advantages(in, rollouts.groups, rewards), in.config,
+            &ScoredCompletion::reward_advantage);
     for (size_t i = 0; i < drawn.size(); ++i)
       if (drawn[i] >= 0)
         out.outcomes.push_back(
@@ -470,7 +451,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   // Sets the advantages; returns those of the update, which may be shuffled.
   const auto set_advantages = [&] {
     std::vector<double> all = step_advantages(in, groups, rewards);
-    scatter_advantages(groups, all, config);
+    scatter(groups, all, config, &ScoredCompletion::advantage);
     if (config.grpo.shuffle_advantages) shuffle_advantages(all, config.seed, in.step);
     return all;
   };

@@ -60,9 +60,9 @@ struct Trajectory {
   // The completion as templates spell it: decoded by SpecialText::kHideControl, without the stop
   // token. Of a dialogue, the last turn.
   std::string text;
-  // Dialogues (rl/engine/environment.h): the reward of each turn (NaN, or missing at the end: it has
-  // none), their discounted sum (NaN: there is none), why the environment has failed (empty: it has
-  // not), and the messages after the prompt: turns and observations (null: no dialogue).
+  // Dialogues (rl/engine/environment.h): the reward of each turn (NaN, or missing at the end: there
+  // is none), their discounted sum (NaN: no turn has one), why the environment has failed (empty:
+  // it has not), and the messages after the prompt: turns and observations (null: no dialogue).
   std::vector<double> turn_rewards = {};
   double environment_reward = std::numeric_limits<double>::quiet_NaN();
   std::string environment_error;

@@ -115,7 +115,8 @@ TEST_F(EnvironmentRuns, TurnsHaveTheirOwnAdvantages) {
     EXPECT_EQ(sum(name, "ratio_deviation"), 0);
     std::map<std::pair<int64_t, int64_t>, std::vector<Json>> groups;
     for (const Json& line : json_lines(dir_.path(name + "/completions.jsonl")))
-      groups[{line.at("step").as_int(), line.at("group").as_int()}].push_back(line);
+      if (line.find("group") != nullptr)
+        groups[{line.at("step").as_int(), line.at("group").as_int()}].push_back(line);
     EXPECT_EQ(groups.size(), 24u);
     double compared = 0, longest = 0;
     for (const auto& [key, group] : groups) {
@@ -130,11 +131,18 @@ TEST_F(EnvironmentRuns, TurnsHaveTheirOwnAdvantages) {
           rewards.push_back(last ? static_cast<double>(std::ranges::count(text, '1'))
                                  : 0.25 * static_cast<double>(text.size()));
         }
+        const auto sum_later = [](std::vector<double> values) {
+          for (size_t k = values.size() - 1; k-- > 0;) values[k] += 0.5 * values[k + 1];
+          return values;
+        };
         const size_t turns = line.at("turn_advantages").as_array().size();
         ASSERT_LE(rewards.size(), turns);
-        if (line.at("truncated").as_bool() && rewards.size() == turns) rewards.back() = 0;
         rewards.resize(turns);
-        for (size_t k = turns - 1; k-- > 0;) rewards[k] += 0.5 * rewards[k + 1];
+        // The last turn may have been truncated before its end, and so without a reward.
+        const double reward = line.at("reward").as_double();
+        if (std::abs(sum_later(rewards)[0] - reward) > 1e-9) rewards.back() = 0;
+        rewards = sum_later(rewards);
+        EXPECT_NEAR(rewards[0], reward, 1e-9);
         returns.push_back(std::move(rewards));
       }
       for (size_t k = 0; k < 3; ++k) {
@@ -153,14 +161,17 @@ TEST_F(EnvironmentRuns, TurnsHaveTheirOwnAdvantages) {
     }
     EXPECT_GT(compared, 100);
     EXPECT_EQ(longest, 3);
-    const Output replay = run_cohort({"replay", dir_.path(name), "--step", "6"});
+    const Output replay = run_cohort(
+        {"replay", dir_.path(name), "--step", "6", "--prompt", "0", "--completion", "0"});
     EXPECT_EQ(replay.code, 0) << replay.out << replay.err;
+    EXPECT_NE(replay.out.find("advantage of turn 1: "), replay.out.npos) << replay.out;
   }
   // The first step's completions are the same on one and two ranks, and so are their advantages.
   const auto first = [&](const std::string& name) {
     std::vector<std::string> out;
     for (const Json& line : json_lines(dir_.path(name + "/completions.jsonl")))
-      if (line.at("step").as_int() == 1) out.push_back(line.at("turn_advantages").dump());
+      if (line.at("step").as_int() == 1 && line.find("group") != nullptr)
+        out.push_back(line.at("turn_advantages").dump());
     return out;
   };
   EXPECT_EQ(first("turns1"), first("turns2"));
@@ -169,26 +180,33 @@ TEST_F(EnvironmentRuns, TurnsHaveTheirOwnAdvantages) {
   EXPECT_NE(weights("whole"), weights("turns1"));
 }
 
-// One completion per prompt, compared with those of the other prompts of the step.
+// One completion per prompt, compared with those of the other prompts of the step, of both ranks.
 TEST_F(EnvironmentRuns, OneCompletionPerPromptWithTheBaselineOfTheStep) {
-  for (const auto& [name, baseline] :
-       {std::pair("batch", "baseline=batch"), std::pair("none", "baseline=none")}) {
-    const Output output = run_cohort(
-        run(name, 0.001, "",
-            {"num_generations=1", "prompts_per_step=8", baseline, "scale_rewards=none",
-             "log_completions=8"}));
+  const std::vector<std::tuple<const char*, const char*, const char*>> cases = {
+      {"centred", "baseline=batch", "scale_rewards=none"},
+      {"scaled", "baseline=batch", "scale_rewards=group"},
+      {"raw", "baseline=none", "scale_rewards=none"}};
+  for (const auto& [name, baseline, scale] : cases) {
+    const Output output = run_cohort(run(name, 0.001, "",
+                                         {"num_generations=1", "prompts_per_step=8", "ranks=2",
+                                          baseline, scale, "log_completions=8"}));
     ASSERT_EQ(output.code, 0) << output.err;
+    EXPECT_EQ(sum(name, "ratio_deviation"), 0);
     std::map<int64_t, std::vector<std::pair<double, double>>> steps;  // rewards and advantages
     for (const Json& line : json_lines(dir_.path(str(name, "/completions.jsonl"))))
-      steps[line.at("step").as_int()].emplace_back(line.at("reward").as_double(),
-                                                   line.at("advantage").as_double());
+      if (line.find("advantage") != nullptr)
+        steps[line.at("step").as_int()].emplace_back(line.at("reward").as_double(),
+                                                     line.at("advantage").as_double());
     ASSERT_EQ(steps.size(), 6u);
     for (const auto& [step, all] : steps) {
       ASSERT_EQ(all.size(), 8u);
-      double mean = 0;
+      double mean = 0, squares = 0;
       for (const auto& [reward, advantage] : all) mean += reward / 8;
+      for (const auto& [reward, advantage] : all) squares += (reward - mean) * (reward - mean);
+      const double baseline_value = std::string(name) == "raw" ? 0 : mean,
+                   factor = std::string(name) == "scaled" ? 1 / (std::sqrt(squares / 7) + 1e-4) : 1;
       for (const auto& [reward, advantage] : all)
-        EXPECT_NEAR(advantage, std::string(name) == "none" ? reward : reward - mean, 1e-12);
+        EXPECT_NEAR(advantage, (reward - baseline_value) * factor, 1e-9) << name << step;
     }
     EXPECT_GT(sum(name, "grad_norm"), 0);
   }
@@ -252,11 +270,12 @@ TEST_F(EnvironmentRuns, BeginDialoguesForAWholeGroup) {
 }
 
 TEST_F(EnvironmentRuns, KilledInATurnResumeToTheSameWeights) {
-  const Output whole = run_cohort(run("whole", 0.01, ""));
+  const Output whole = run_cohort(run("whole", 0.01, "", {"credit=turn"}));
   ASSERT_EQ(whole.code, 0) << whole.err;
   // The program marks the second turns of step 4.
-  Process process(
-      run("killed", 0.02, "if r['step'] == 4 and r['turn'] == 2: open('reached', 'w').close()"));
+  Process process(run("killed", 0.02,
+                      "if r['step'] == 4 and r['turn'] == 2: open('reached', 'w').close()",
+                      {"credit=turn"}));
   ASSERT_TRUE(wait_for_path(dir_.path("reached"), process)) << process.err();
   process.signal(SIGKILL);
   EXPECT_EQ(process.wait().code, 128 + SIGKILL);
@@ -291,7 +310,8 @@ TEST_F(EnvironmentRuns, ContinueWhenProgramsFail) {
       {"special", "if r['index'] == 3: say(r, observation='<|endoftext|>'); continue"}};
   for (const auto& [name, special] : attacks) {
     SCOPED_TRACE(name);
-    const Output output = run_cohort(run("run", 0.001, special, {"environment.timeout=1"}));
+    const Output output =
+        run_cohort(run("run", 0.001, special, {"environment.timeout=1", "credit=turn"}));
     EXPECT_EQ(output.code, 0) << output.err;
     EXPECT_GT(sum("run", "environment/failed"), 0);
     EXPECT_EQ(sum("run", "ratio_deviation"), 0);

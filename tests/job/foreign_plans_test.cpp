@@ -175,8 +175,14 @@ TEST_F(ForeignPlans, AGroupOfOneIsRefusedWithTheReason) {
                  "its reward relative to the others of its prompt; hint: num_generations=8, or "
                  "baseline=batch");
   EXPECT_NO_THROW(load("trainer: grpo\nbaseline: batch\n" + data));
+  expect_refused("trainer: grpo\nbaseline: batch\nprompts_per_step: 1\n" + data,
+                 "prompts_per_step: 1 with num_generations: 1 leaves nothing to compare");
+  expect_refused(
+      "trainer: grpo\nbaseline: batch\nrewards: [{name: exact_match}]\n"
+      "data: {jsonl: {path: a.jsonl}, curriculum: online}\n",
+      "data.curriculum: online leaves out problems whose completions all get the same reward");
   expect_refused("trainer: grpo\ncredit: turn\ndata: {task: addition}\nrewards: [{name: task}]\n",
-                 "credit: turn shares out the rewards that an environment gives to turns; hint: ");
+                 "credit: turn needs the rewards that an environment gives to turns; hint: ");
   EXPECT_NO_THROW(load("trainer: sft\n" + data));
   expect_refused("trainer: sft\ndata: {task: addition}\nnum_generations: 0\n",
                  "num_generations: expected a number from 1 to");

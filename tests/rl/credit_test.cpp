@@ -50,6 +50,16 @@ TEST(Credit, ReturnsDiscountLaterTurns) {
   EXPECT_EQ(returns_of(dialogue({4, 8}, 2, 12, kNone), 0.5), (D{4, 4}));  // math does not apply
 }
 
+// A return that is rounding is 0, as a sum of rewards is: 0.1 + 0.2 - 0.3.
+TEST(Credit, RoundingIsNoReturn) {
+  ScoredCompletion c = dialogue({-0.3}, 1, -0.3, 0.1);
+  c.rewards.push_back(0.2);
+  c.reward = 0;
+  const D found =
+      turn_returns(c, std::vector<std::string>{"math", "environment", "format"}, D{1, 1, 1}, 1);
+  EXPECT_EQ(found, (D{0}));
+}
+
 // A turn without a reward counts 0; the last one may have had no reply at all.
 TEST(Credit, TurnsWithoutARewardCountZero) {
   EXPECT_EQ(returns_of(dialogue({kNone, 8}, 3, 4, 1), 0.5), (D{2.5, 5, 2}));

@@ -270,16 +270,17 @@ TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
   expect_refused("{beta: 0.1, kl_in: reward, multi_objective_aggregation: normalize_then_sum}",
                  "hint: kl_in=loss");
   expect_refused("{beta: 0.1, kl_in: reward, kl_unbiased: yes}", "kl_unbiased: the gradient");
-  expect_refused("{baseline: batch, dynamic_sampling_rounds: 2}", "hint: dynamic_sampling_rounds=0");
+  expect_refused("{baseline: batch, dynamic_sampling_rounds: 2}",
+                 "hint: dynamic_sampling_rounds=0");
   expect_refused("{baseline: none}", "scale_rewards: group: there is nothing to scale by");
-  expect_refused("{credit: turn, multi_objective_aggregation: normalize_then_sum}",
-                 "normalize_then_sum: needs one reward per completion");
-  expect_refused("{credit: turn, beta: 0.1, kl_in: reward}", "hint: kl_in=loss");
-  expect_refused("{credit: turn, shuffle_advantages: yes}", "hint: credit=completion");
+  for (const char* key : {"multi_objective_aggregation: normalize_then_sum", "kl_in: reward",
+                          "whiten_advantages: yes", "shuffle_advantages: yes"})
+    expect_refused(str("{beta: 0.1, credit: turn, ", key, "}"),
+                   " is for one per completion; hint: credit=completion");
   for (const char* yaml :
        {"{}", "{dual_clip: 3}", "{epsilon_high: 0.5, delta: 1.6}",
         "{surrogate: cispo, epsilon: 1, epsilon_high: 4}", "{surrogate: sapo, sapo_tau_neg: 1}",
-        "{baseline: none, scale_rewards: none}", "{credit: turn, whiten_advantages: yes}"})
+        "{baseline: none, scale_rewards: none}", "{credit: turn, advantage_clip: 2}"})
     EXPECT_NO_THROW(config_of(yaml).validate()) << yaml;
 }
 

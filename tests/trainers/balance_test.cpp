@@ -57,12 +57,13 @@ std::vector<PolicySequence> random_sequences(int64_t groups, int64_t each) {
       s.index = g * each + k;
       s.group = g;
       s.prefix = 3;
+      const double advantage = rng.normal();
       const int64_t length = 5 + rng.below(g == 0 ? 90 : 10);
       for (int64_t t = 0; t < length; ++t) {
         s.tokens.push_back(static_cast<int32_t>(rng.below(1 << 30)));
         s.loss_mask.push_back(t > 3);
         s.old_logprob.push_back(-rng.uniform());
-        s.advantage.push_back(rng.normal());
+        s.advantage.push_back(advantage + static_cast<double>(t));
         s.sampling_logprob.push_back(-rng.uniform());
         s.surrogate_mask.push_back(rng.below(2) > 0);
       }
