@@ -272,11 +272,10 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   const int64_t tokens = hidden.value().rows();
   Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
   Tensor means;
-  const bool needs_logprobs =
-      loss_desc.level == kernels::RatioLevel::kSequence && !inputs.on_policy;
+  const bool needs_logprobs = loss_desc.needs_sequence_ratios() && !inputs.on_policy;
   if (loss_desc.needs_sequences()) {
     NoGradGuard no_grad;
-    means = Tensor::empty({tokens, 2}, DType::kF64, device);
+    means = Tensor::empty({tokens, 3}, DType::kF64, device);
     kernels::policy_sequence_means(
         {.means = means,
          .logprob = needs_logprobs ? token_log_probs(hidden, head, targets, desc).logprob.value()

@@ -341,7 +341,7 @@ std::vector<std::string> TrainConfig::warnings() const {
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
         "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "
         "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
-  for (const auto& lines : {grpo.warnings(), grpo.advice()})
+  for (const auto& lines : {grpo.warnings(sampling.restricts()), grpo.advice()})
     out.insert(out.end(), lines.begin(), lines.end());
   if (grpo.ref_sync_every > batch.steps)
     out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,

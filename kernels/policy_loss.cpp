@@ -35,7 +35,7 @@ void policy_loss_terms(const PolicyLossTerms& args) {
         args.advantage, args.weight, args.dlogprob);
   check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?", args.ref_logprob,
         args.sampling_logprob, args.entropy, args.dentropy);
-  check("f64 [T, 2] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
+  check("f64 [T, 3] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
   check.require(args.begin >= 0 && args.count >= 0 && args.begin + args.count <= check["T"],
                 "tokens from ", args.begin, ", ", args.count, " of ", check["T"]);
   on_device<cpu::policy_loss_terms, cuda::policy_loss_terms>(args.logprob.device(), args);
@@ -43,7 +43,7 @@ void policy_loss_terms(const PolicyLossTerms& args) {
 
 void policy_sequence_means(const PolicySequenceMeans& args) {
   ArgumentCheck check("policy_sequence_means");
-  check("[T] logprob, old_logprob, sampling_logprob?, weight; i32 [T] segments; f64 [T, 2] means",
+  check("[T] logprob, old_logprob, sampling_logprob?, weight; i32 [T] segments; f64 [T, 3] means",
         args.logprob, args.old_logprob, args.sampling_logprob, args.weight, args.segments,
         args.means);
   on_device<cpu::policy_sequence_means, cuda::policy_sequence_means>(args.logprob.device(), args);

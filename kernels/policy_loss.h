@@ -2,7 +2,8 @@
 //
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
 //   x     = min(lp_ref - lp, 20)
-//   loss  = sum_t weight[t] (importance[t] surrogate[t] + beta kl[t] - entropy_coef entropy[t])
+//   loss  = sum_t weight[t] (importance[t] surrogate[t] + beta kl[t] - entropy_coef entropy[t]
+//                            + old_kl_coef (lp - lp_sampling)^2)
 //
 // k3(log p - log q) at samples of q estimates KL(q || p) without bias. The samples are the old
 // policy's, so its divergence from the policy is measured by k3(lp - lp_old).
@@ -24,7 +25,10 @@ namespace cohort::kernels {
 //   kReinforce  -A lp (Williams 1992); the ratio has no effect
 //   kSapo       -A (4 / tau) sigmoid(tau (ratio - 1)), where tau is tau_pos if A > 0, else tau_neg
 //               (Soft Adaptive Policy Optimization, Gao et al. 2025, arXiv 2511.20347)
-enum class Surrogate : uint8_t { kClip, kCispo, kReinforce, kSapo };
+//   kVespo      -A phi(W) lp, where W is the product of the sequence's ratios and phi(W) = W^k
+//               exp(a (1 - W)), with k = 2, a = 3 if A > 0, else k = 3, a = 2, is a constant weight
+//               (VESPO, 2026, as in TRL)
+enum class Surrogate : uint8_t { kClip, kCispo, kReinforce, kSapo, kVespo };
 struct SurrogateEntry {
   Surrogate value;
   const char* name;  // in configurations
@@ -34,7 +38,8 @@ struct SurrogateEntry {
 inline constexpr SurrogateEntry kSurrogates[] = {{Surrogate::kClip, "clip", true},
                                                  {Surrogate::kCispo, "cispo", true},
                                                  {Surrogate::kReinforce, "reinforce", false},
-                                                 {Surrogate::kSapo, "sapo", false}};
+                                                 {Surrogate::kSapo, "sapo", false},
+                                                 {Surrogate::kVespo, "vespo", false}};
 
 // The log of the surrogate's ratio: lp - lp_old of the token, or its mean over the tokens of the
 // sequence (GSPO, Zheng et al. 2025, arXiv 2507.18071). The mean's gradient is that of GSPO-token:
@@ -43,15 +48,24 @@ inline constexpr SurrogateEntry kSurrogates[] = {{Surrogate::kClip, "clip", true
 enum class RatioLevel : uint8_t { kToken, kSequence };
 
 // The weight of a token's surrogate for the difference between the policy and the distribution that
-// sampled the token, whose log-prob is lp_sampling. r = exp(lp_old - lp_sampling), since the
-// surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r = exp(lp -
-// lp_sampling). The weight is constant in the gradient:
-//   kTruncate      clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
-//   kMask          r, and 0 where exp(lp_old - lp_sampling) is outside of [min, max] (IcePop, 2025)
-//   kSequenceMask  1, and 0 where the mean of lp_old - lp_sampling over the sequence is outside of
-//                  [log min, log max]
+// sampled the token, whose log-prob is lp_sampling. With q = exp(lp_old - lp_sampling) of the
+// token, its product over the sequence, or its geometric mean, by ImportanceLevel: r = q, since the
+// surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r is that of
+// exp(lp - lp_sampling). The weight is constant in the gradient:
+//   kTruncate  clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
+//   kMask      r, and 0 where q is outside of [min, max] (IcePop, 2025)
+//   kReject    1, and 0 where q is outside of [min, max]
 // A mask does not depend on lp, so it leaves out the same tokens in all updates of a step.
-enum class Importance : uint8_t { kNone, kTruncate, kMask, kSequenceMask };
+enum class Importance : uint8_t { kNone, kTruncate, kMask, kReject };
+enum class ImportanceLevel : uint8_t { kToken, kSequence, kGeometric };
+
+// Tokens whose probability p = exp(lp) has moved from p_s = exp(lp_sampling) too far have no
+// surrogate. With the bound trust_high if A > 0, else trust_low:
+//   kTv   p - p_s, in the direction of A's sign, is above the bound (prime-rl; verl's dppo_tv)
+//   kKl   p has moved in that direction, and the KL of the Bernoulli distributions of p_s and p,
+//         with 1e-8 added to each probability inside a logarithm, is above it (verl's dppo_kl)
+//   kIpo  |p - p_s| is above trust_high, whatever A is (prime-rl)
+enum class TrustRegion : uint8_t { kNone, kTv, kKl, kIpo };
 
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
 // exp(x) - x - 1.
@@ -64,7 +78,14 @@ struct PolicyLossDesc {
   Surrogate surrogate = Surrogate::kClip;
   RatioLevel level = RatioLevel::kToken;
   Importance importance = Importance::kNone;
+  ImportanceLevel importance_level = ImportanceLevel::kToken;
   double importance_min = 0, importance_max = kOff;
+  TrustRegion trust_region = TrustRegion::kNone;
+  double trust_low = 0.2, trust_high = 0.2;
+  // Sequences with A < 0 whose mean of lp_sampling - lp is above it have no surrogate
+  // (DeepSeek-V3.2, 2025, equation 9).
+  double off_policy_mask = kOff;
+  double old_kl_coef = 0;  // for the term (lp - lp_sampling)^2 (prime-rl)
   double dual_clip = kOff, delta = kOff;
   double tau_pos = 1, tau_neg = 1.05;
   KlEstimator kl = KlEstimator::kK3;
@@ -73,9 +94,17 @@ struct PolicyLossDesc {
   bool kl_unbiased = false;
   double entropy_coef = 0;
 
-  // True if a token's loss depends on the log-probs of its whole sequence.
-  bool needs_sequences() const {
-    return level == RatioLevel::kSequence || importance == Importance::kSequenceMask;
+  // True if a token's loss depends on the log-probs lp of its whole sequence, or on any of them.
+  bool needs_sequence_ratios() const {
+    return level == RatioLevel::kSequence || surrogate == Surrogate::kVespo ||
+           off_policy_mask != kOff ||
+           (surrogate == Surrogate::kReinforce && needs_sequence_importance());
+  }
+  bool needs_sequences() const { return needs_sequence_ratios() || needs_sequence_importance(); }
+
+ private:
+  bool needs_sequence_importance() const {
+    return importance != Importance::kNone && importance_level != ImportanceLevel::kToken;
   }
 };
 
@@ -88,7 +117,8 @@ struct PolicyLossStats {
   double tokens = 0;
   double max_ratio_deviation = 0;  // max |ratio - 1|
   // Tokens clipped at the lower bound (A < 0 and ratio < lo) and at an upper one (A > 0 and ratio >
-  // hi, A < 0 and ratio > dual_clip or delta). kCispo: those whose weight is clipped.
+  // hi, A < 0 and ratio > dual_clip or delta). kCispo: those whose weight is clipped. Also those
+  // outside of the trust region with p below p_s, and above it.
   double clipped_low = 0, clipped_high = 0;
   double kl_to_old = 0;        // k3(lp - lp_old)
   double kl_to_reference = 0;  // k3(lp_ref - lp), whatever the estimator; 0 without a reference
@@ -100,9 +130,10 @@ struct PolicyLossStats {
 };
 
 // Means over the tokens of each sequence that have a weight above 0, at each of them: of lp -
-// lp_old and of lp_old - lp_sampling. The order of the sums depends on the sequence's length only.
+// lp_old and of lp_old - lp_sampling; and the number of these tokens. The order of the sums depends
+// on the sequence's length only.
 struct PolicySequenceMeans {
-  Tensor& means;  // f64 [T, 2]
+  Tensor& means;  // f64 [T, 3]
   const Tensor &logprob, &old_logprob;
   const Tensor& sampling_logprob;  // may be undefined: old_logprob
   const Tensor& weight;

@@ -125,6 +125,13 @@ COHORT_HD inline TokenLoss sapo_surrogate(const PolicyToken& t, const PolicyLoss
   return {-t.advantage * (4 / tau * gate), -t.advantage * t.ratio.slope * (4 * gate * (e * gate))};
 }
 
+// The ratio is the product over the sequence.
+COHORT_HD inline TokenLoss vespo_surrogate(const PolicyToken& t) {
+  const double power = t.advantage > 0 ? 2 : 3, rate = t.advantage > 0 ? 3 : 2;
+  const double weight = std::exp(power * std::log(t.ratio.value) + rate * (1 - t.ratio.value));
+  return {-t.advantage * weight * t.logprob, -t.advantage * weight};
+}
+
 // The surrogate of desc; a row per enumerator.
 COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
                                      PolicyLossStats& stats) {
@@ -137,17 +144,31 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
       return reinforce_surrogate(t);
     case Surrogate::kSapo:
       return sapo_surrogate(t, desc);
+    case Surrogate::kVespo:
+      return vespo_surrogate(t);
   }
   return clip_surrogate(t, desc, stats);
 }
 
-// The weight of a token's surrogate; `sequence_mean`: of lp_old - lp_sampling, for kSequenceMask.
+// A row of PolicySequenceMeans::means: the means of lp - lp_old and of lp_old - lp_sampling.
+struct SequenceMeans {
+  double to_old = 0, to_sampling = 0, tokens = 0;
+};
+static_assert(sizeof(SequenceMeans) == 3 * sizeof(double));
+
+// The weight of a token's surrogate.
 COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_logprob,
-                                          double sequence_mean, const PolicyLossDesc& desc) {
+                                          const SequenceMeans& sequence,
+                                          const PolicyLossDesc& desc) {
   if (desc.importance == Importance::kNone) return 1;
-  const double mismatch = std::exp(t.old_logprob - sampling_logprob);
-  const double r =
-      desc.surrogate == Surrogate::kReinforce ? std::exp(t.logprob - sampling_logprob) : mismatch;
+  double log_old = t.old_logprob - sampling_logprob, log_now = t.logprob - sampling_logprob;
+  if (desc.importance_level != ImportanceLevel::kToken) {
+    const double count = desc.importance_level == ImportanceLevel::kSequence ? sequence.tokens : 1;
+    log_old = count * sequence.to_sampling;
+    log_now = count * (sequence.to_old + sequence.to_sampling);
+  }
+  const double mismatch = std::exp(log_old);
+  const double r = desc.surrogate == Surrogate::kReinforce ? std::exp(log_now) : mismatch;
   const auto is_outside = [&](double x) {  // false for NaN, which is not to be masked
     return x < desc.importance_min || x > desc.importance_max;
   };
@@ -160,10 +181,43 @@ COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_
                                        : r;
     case Importance::kMask:
       return is_outside(mismatch) ? 0 : r;
-    case Importance::kSequenceMask:
-      return is_outside(std::exp(sequence_mean)) ? 0 : 1;
+    case Importance::kReject:
+      return is_outside(mismatch) ? 0 : 1;
   }
   return 1;
+}
+
+// The KL of the Bernoulli distributions of two probabilities.
+COHORT_HD inline double bernoulli_kl(double from, double to) {
+  constexpr double kLeast = 1e-8;
+  return from * std::log((from + kLeast) / (to + kLeast)) +
+         (1 - from) * std::log((1 - from + kLeast) / (1 - to + kLeast));
+}
+
+// True if a token has no surrogate since the policy has moved too far from the one that sampled.
+COHORT_HD inline bool has_moved_too_far(const PolicyToken& t, double sampling_logprob,
+                                        const SequenceMeans& sequence, const PolicyLossDesc& desc,
+                                        PolicyLossStats& stats) {
+  if (t.advantage < 0 && -(sequence.to_old + sequence.to_sampling) > desc.off_policy_mask)
+    return true;
+  if (desc.trust_region == TrustRegion::kNone) return false;
+  const double from = std::exp(sampling_logprob), to = std::exp(t.logprob), moved = to - from;
+  const double bound = t.advantage > 0 ? desc.trust_high : desc.trust_low,
+               along = t.advantage > 0 ? moved : -moved;
+  const bool outside = desc.trust_region == TrustRegion::kTv ? along > bound
+                       : desc.trust_region == TrustRegion::kKl
+                           ? along > 0 && bernoulli_kl(from, to) > bound
+                           : std::fabs(moved) > desc.trust_high;
+  stats.clipped_low += outside && moved < 0;
+  stats.clipped_high += outside && moved > 0;
+  return outside;
+}
+
+// old_kl_coef times the squared log ratio to the distribution that sampled.
+COHORT_HD inline TokenLoss old_penalty(const PolicyToken& t, double sampling_logprob,
+                                       const PolicyLossDesc& desc) {
+  const double x = t.logprob - sampling_logprob;
+  return {desc.old_kl_coef * x * x, 2 * desc.old_kl_coef * x};
 }
 
 // beta times the estimate of the KL to the reference.
@@ -196,12 +250,6 @@ T* data_or_null(Tensor tensor) {
   return tensor.defined() ? tensor.data<T>() : nullptr;
 }
 
-// A row of PolicySequenceMeans::means: the means of lp - lp_old and of lp_old - lp_sampling.
-struct SequenceMeans {
-  double to_old, to_sampling;
-};
-static_assert(sizeof(SequenceMeans) == 2 * sizeof(double));
-
 // Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
   double tokens = 0, to_old = 0, to_sampling = 0;
@@ -231,6 +279,7 @@ struct SequenceLogRatios {
   COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
     means[t].to_old = sums.to_old / sums.tokens;
     means[t].to_sampling = sums.to_sampling / sums.tokens;
+    means[t].tokens = sums.tokens;
   }
 };
 
@@ -265,13 +314,17 @@ struct PolicyTokens {
     stats.max_ratio_deviation =
         larger_deviation(std::fabs(token.ratio.value - 1), stats.max_ratio_deviation);
     stats.kl_to_old += k3(token.logprob - token.old_logprob).value;
-    PolicyToken of_sequence = token;
-    if (desc.level == RatioLevel::kSequence) of_sequence.ratio = ratio_of(sequence_means[t].to_old);
-    const TokenLoss loss = surrogate(of_sequence, desc, stats);
-    const double mean = sequence_means == nullptr ? 0 : sequence_means[t].to_sampling;
-    const double importance =
-        importance_weight(token, static_cast<double>(sampling_logprob[t]), mean, desc);
+    const SequenceMeans sequence = sequence_means == nullptr ? SequenceMeans{} : sequence_means[t];
+    const auto sampling = static_cast<double>(sampling_logprob[t]);
+    const double importance = importance_weight(token, sampling, sequence, desc);
     stats.importance += importance;
+    if (has_moved_too_far(token, sampling, sequence, desc, stats)) return {0, 0};
+    PolicyToken of_sequence = token;
+    if (desc.surrogate == Surrogate::kVespo)
+      of_sequence.ratio = ratio_of(sequence.tokens * sequence.to_old);
+    else if (desc.level == RatioLevel::kSequence)
+      of_sequence.ratio = ratio_of(sequence.to_old);
+    const TokenLoss loss = surrogate(of_sequence, desc, stats);
     return {importance * loss.loss, importance * loss.gradient};
   }
 
@@ -287,6 +340,10 @@ struct PolicyTokens {
       TokenLoss sum = weighted_surrogate(t, token, desc, out.stats);
       if (ref_logprob != nullptr) {
         const TokenLoss kl = penalty(token, static_cast<double>(ref_logprob[t]), desc, out.stats);
+        sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
+      }
+      if (desc.old_kl_coef != 0) {
+        const TokenLoss kl = old_penalty(token, static_cast<double>(sampling_logprob[t]), desc);
         sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
       }
       if (entropy != nullptr) sum.loss -= desc.entropy_coef * static_cast<double>(entropy[t]);

@@ -29,7 +29,8 @@ void GrpoConfig::visit(ConfigVisitor& v) {
 void GrpoConfig::visit_loss(ConfigVisitor& v) {
   v.choice("surrogate", surrogate, kSurrogates,
            "loss of a token: clip: PPO's; cispo: log-prob weighted by the clipped ratio; "
-           "reinforce: log-prob; sapo: a sigmoid of the ratio");
+           "reinforce: log-prob; sapo: a sigmoid of the ratio; vespo: log-prob weighted by a "
+           "function of the product of the sequence's ratios");
   v.choice("importance_sampling_level", importance_sampling_level, kRatioLevels,
            "the ratio is that of a token, or the geometric mean over its sequence (GSPO)");
   v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
@@ -104,12 +105,32 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
           {.min = 1e-6, .max = 1});
   v.choice("importance_weights", importance_weights, kImportanceModes,
            "weights for the difference to the distribution that was sampled from: truncate: "
-           "clipped to the bounds; mask: tokens outside of them have no surrogate; "
-           "sequence_mask: sequences whose geometric mean is outside have none");
+           "clipped to the bounds; mask: 0 outside of them; reject: 1, and 0 outside; "
+           "sequence_mask: earlier name of reject");
+  v.choice("importance_level", importance_level, kImportanceLevels,
+           "the weight is that of a token, its product over the sequence, or its geometric mean "
+           "there; auto: token, with reject geometric");
   v.field("importance_min", importance_min,
-          "lower bound; none: 0 for truncate, 0.5 for mask, 0.99 for sequence_mask", {.min = 0});
+          "lower bound; none: 0 for truncate, 0.5 for mask (0 of a sequence), 0.99 for reject",
+          {.min = 0});
   v.field("importance_max", importance_max,
-          "upper bound; none: 2 for truncate, 5 for mask, 1.01 for sequence_mask", {.min = 0});
+          "upper bound; none: 2 for truncate, 5 for mask (3 of a sequence), 1.01 for reject",
+          {.min = 0});
+  v.choice(
+      "trust_region", trust_region, kTrustRegions,
+      "tokens whose probability has moved too far from the sampler's have no surrogate: tv: by "
+      "its change in the direction of the advantage; kl: by the KL of the token against the "
+      "rest; ipo: by its change in any direction");
+  v.field("trust_low", trust_low, "(tv, kl) bound where A < 0; none: 0.2", {.min = 0});
+  v.field("trust_high", trust_high, "bound where A > 0, of ipo always; none: 0.2, of ipo 0.1",
+          {.min = 0});
+  v.field(
+      "off_policy_mask", off_policy_mask,
+      "sequences with A < 0 have no surrogate if the sampler's log-probs are above the policy's "
+      "by more than this on average (DeepSeek-V3.2); none: all have one",
+      {.min = 0});
+  v.field("old_kl_coef", old_kl_coef,
+          "weight of the squared log ratio to the sampler, a term of the loss", {.min = 0});
 }
 
 void GrpoConfig::visit_updates(ConfigVisitor& v) {
@@ -138,15 +159,28 @@ void GrpoConfig::apply_preset() {
 
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
   constexpr double kOff = kernels::PolicyLossDesc::kOff;
-  const ImportanceEntry& bounds = entry_of(kImportanceModes, importance_weights);
+  using kernels::Importance, kernels::ImportanceLevel;
+  const ImportanceLevel level = importance_level.value_or(importance_weights == Importance::kReject
+                                                              ? ImportanceLevel::kGeometric
+                                                              : ImportanceLevel::kToken);
+  ImportanceEntry bounds = entry_of(kImportanceModes, importance_weights);
+  if (importance_weights == Importance::kMask && level == ImportanceLevel::kSequence)
+    bounds.lowest = 0, bounds.largest = 3;
+  const double bound = entry_of(kTrustRegions, trust_region).bound;
   return {.epsilon_low = epsilon,
           .epsilon_high = epsilon_high.value_or(epsilon),
           .beta = kl_in == KlPlace::kLoss ? beta : 0,
           .surrogate = surrogate,
           .level = importance_sampling_level,
           .importance = importance_weights,
+          .importance_level = level,
           .importance_min = importance_min.value_or(bounds.lowest),
           .importance_max = importance_max.value_or(bounds.largest),
+          .trust_region = trust_region,
+          .trust_low = trust_low.value_or(bound),
+          .trust_high = trust_high.value_or(bound),
+          .off_policy_mask = off_policy_mask.value_or(kOff),
+          .old_kl_coef = old_kl_coef,
           .dual_clip = dual_clip.value_or(kOff),
           .delta = delta.value_or(kOff),
           .tau_pos = sapo_tau_pos,
@@ -234,7 +268,7 @@ std::vector<std::string> GrpoConfig::advice() const {
   return out;
 }
 
-std::vector<std::string> GrpoConfig::warnings() const {
+std::vector<std::string> GrpoConfig::warnings(bool restricted) const {
   using kernels::Surrogate, kernels::KlEstimator;
   std::vector<std::string> out;
   const auto warn_if = [&](bool applies, const std::string& warning) {
@@ -283,9 +317,15 @@ std::vector<std::string> GrpoConfig::warnings() const {
   needs_updates("delta", delta.has_value());
   needs_updates("surrogate", given(&GrpoConfig::surrogate));
   needs_updates("importance_sampling_level", given(&GrpoConfig::importance_sampling_level));
-  warn_if(importance_weights == kernels::Importance::kNone && (importance_min || importance_max),
-          "importance_min, importance_max: do nothing with importance_weights: none; hint: "
-          "importance_weights=truncate, or leave them out");
+  needs_updates("trust_region", !restricted && given(&GrpoConfig::trust_region));
+  needs_updates("off_policy_mask", !restricted && off_policy_mask);
+  needs_updates("old_kl_coef", !restricted && given(&GrpoConfig::old_kl_coef));
+  warn_if(importance_weights == kernels::Importance::kNone &&
+              (importance_level || importance_min || importance_max),
+          "importance_level, importance_min, importance_max: do nothing with importance_weights: "
+          "none; hint: importance_weights=truncate, or leave them out");
+  warn_if(trust_region == kernels::TrustRegion::kNone && (trust_low || trust_high),
+          "trust_low, trust_high: do nothing with trust_region: none; hint: trust_region=tv");
   return out;
 }
 

@@ -73,8 +73,26 @@ inline constexpr ImportanceEntry kImportanceModes[] = {
     {kernels::Importance::kNone, "none", 0, 2},
     {kernels::Importance::kTruncate, "truncate", 0, 2},
     {kernels::Importance::kMask, "mask", 0.5, 5},
-    {kernels::Importance::kSequenceMask, "sequence_mask", 0.99, 1.01},
+    {kernels::Importance::kReject, "sequence_mask", 0.99, 1.01},  // earlier versions' name
+    {kernels::Importance::kReject, "reject", 0.99, 1.01},
 };
+// auto: of tokens; with reject, geometric.
+inline constexpr EnumName<std::optional<kernels::ImportanceLevel>> kImportanceLevels[] = {
+    {std::nullopt, "auto"},
+    {kernels::ImportanceLevel::kToken, "token"},
+    {kernels::ImportanceLevel::kSequence, "sequence"},
+    {kernels::ImportanceLevel::kGeometric, "geometric"},
+};
+// With the default of its bounds: verl's, prime-rl's.
+struct TrustRegionEntry {
+  kernels::TrustRegion value;
+  const char* name;
+  double bound;
+};
+inline constexpr TrustRegionEntry kTrustRegions[] = {{kernels::TrustRegion::kNone, "none", 0.2},
+                                                     {kernels::TrustRegion::kTv, "tv", 0.2},
+                                                     {kernels::TrustRegion::kKl, "kl", 0.2},
+                                                     {kernels::TrustRegion::kIpo, "ipo", 0.1}};
 // The penalty beta KL is a term of the loss, or subtracted from the rewards, summed over tokens.
 enum class KlPlace : uint8_t { kLoss, kReward };
 inline constexpr EnumName<KlPlace> kKlPlaces[] = {{KlPlace::kLoss, "loss"},
@@ -128,6 +146,10 @@ inline constexpr PresetEntry kPresets[] = {
      "epsilon_high: 2.5e-3"},
     {"gdpo", "multi_objective_aggregation: normalize_then_sum"},
     {"maxrl", "scale_rewards: maxrl"},
+    {"prime_rl",
+     "epsilon: 1, epsilon_high: 1e9, trust_region: tv, old_kl_coef: 1e-3, scale_rewards: none"},
+    {"dppo", "surrogate: cispo, epsilon: 1, epsilon_high: 19, trust_region: tv"},
+    {"vespo", "surrogate: vespo"},
 };
 
 struct GrpoConfig {
@@ -159,9 +181,14 @@ struct GrpoConfig {
   double entropy_coef = 0;
   double top_entropy_quantile = 1;  // the fraction of tokens, by entropy, that have a surrogate
   kernels::Importance importance_weights = kernels::Importance::kNone;
+  std::optional<kernels::ImportanceLevel> importance_level;
   std::optional<double> importance_min, importance_max;  // none: as kImportanceModes
-  int64_t num_iterations = 1;                            // passes over each step's rollouts
-  int64_t num_minibatches = 1;                           // optimiser updates per pass
+  kernels::TrustRegion trust_region = kernels::TrustRegion::kNone;
+  std::optional<double> trust_low, trust_high;  // none: as kTrustRegions
+  std::optional<double> off_policy_mask;
+  double old_kl_coef = 0;
+  int64_t num_iterations = 1;   // passes over each step's rollouts
+  int64_t num_minibatches = 1;  // optimiser updates per pass
   // Every ratio_check_every steps the ratios of all minibatches are checked before the first
   // update. In the other steps, and in all of them with 0, only those of the first minibatch are.
   int64_t ratio_check_every = 20;
@@ -172,14 +199,20 @@ struct GrpoConfig {
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
   // True if completions with an advantage of 0 change the update.
-  bool needs_all_completions() const { return beta > 0 || entropy_coef > 0; }
+  bool needs_all_completions() const { return beta > 0 || entropy_coef > 0 || old_kl_coef > 0; }
+  // True if the loss compares the policy with the distribution that tokens were drawn from.
+  bool needs_sampling_log_probs() const {
+    return importance_weights != kernels::Importance::kNone ||
+           trust_region != kernels::TrustRegion::kNone || off_policy_mask || old_kl_coef > 0;
+  }
   // Sets the keys of `preset`.
   void apply_preset();
   kernels::PolicyLossDesc loss_desc() const;
   // Throws InputError naming the keys that contradict each other.
   void validate() const;
-  // One line per key that has no effect, or not the one that its name suggests.
-  std::vector<std::string> warnings() const;
+  // One line per key that has no effect, or not the one that its name suggests. `restricted`: the
+  // sampler's distribution is not the policy's.
+  std::vector<std::string> warnings(bool restricted = false) const;
   // One line per combination of keys that docs/grpo.md advises against.
   std::vector<std::string> advice() const;
 

@@ -242,8 +242,7 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
     out.prefix = c.prompt_length - 1;
   }
   if (count_loss_tokens(c, config.grpo) == 0) out.loss_mask.assign(out.tokens.size(), 0);
-  if (config.grpo.importance_weights != kernels::Importance::kNone)
-    out.sampling_logprob = c.sampling_logprobs;
+  if (config.grpo.needs_sampling_log_probs()) out.sampling_logprob = c.sampling_logprobs;
   if (config.grpo.top_entropy_quantile < 1)
     for (const double entropy : c.entropies) out.surrogate_mask.push_back(entropy >= least_entropy);
   return out;

@@ -127,7 +127,7 @@ TEST_F(ForeignPlans, ValuesOfOtherTrainersNameOurKey) {
         {"loss_fn: {truncated_importance_sampling_type: icepop}",
          "; it is 'importance_weights: mask' here"},
         {"vllm_importance_sampling_mode: sequence_mask",
-         "; it is 'importance_weights: sequence_mask' here: by the geometric mean"},
+         "; it is 'importance_weights: mask' here: with importance_level: sequence"},
         {"vllm_importance_sampling_clip_max: 3.0", "; it is 'importance_max' here"},
         // A name of a run is no value of a key.
         {"run_name: grpo", "'run_name'; it is 'name' here"}})

@@ -180,7 +180,7 @@ TEST_F(Splits, EveryChoiceOfTheLossIsThatOfOneRankAndOneMicroBatch) {
   for (const std::vector<std::string>& choice : std::vector<std::vector<std::string>>{
            {"importance_sampling_level=sequence", "loss_type=grpo", "epsilon=0.01"},
            {"importance_sampling_level=sequence", "entropy_coef=0.05", "top_k=4",
-            "importance_weights=sequence_mask", "importance_min=0.6"},
+            "importance_weights=reject", "importance_min=0.6"},
            {"beta=0.1", "kl_in=reward", "kl_estimator=k1", "scale_rewards=none",
             "top_entropy_quantile=0.3"},
            {"surrogate=reinforce", "top_p=0.8", "importance_weights=truncate",

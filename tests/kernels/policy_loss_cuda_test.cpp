@@ -148,9 +148,19 @@ TEST(CudaPolicyLoss, SequencesWeightsAndEntropiesMatchTheCpu) {
           .importance = Importance::kTruncate,
           .importance_max = 1.2},
           {.importance = Importance::kMask, .importance_min = 0.8, .importance_max = 1.2},
-          {.importance = Importance::kSequenceMask,
+          {.importance = Importance::kReject,
+          .importance_level = ImportanceLevel::kGeometric,
           .importance_min = 0.99,
-          .importance_max = 1.01}})
+          .importance_max = 1.01},
+          {.surrogate = Surrogate::kReinforce,
+          .importance = Importance::kMask,
+          .importance_level = ImportanceLevel::kSequence,
+          .importance_max = 3},
+          {.surrogate = Surrogate::kVespo},
+          {.trust_region = TrustRegion::kTv, .trust_high = 0.05, .old_kl_coef = 0.1},
+          {.trust_region = TrustRegion::kKl, .trust_low = 0.01},
+          {.trust_region = TrustRegion::kIpo, .trust_high = 0.05},
+          {.off_policy_mask = 0.01}})
       expect_equal_to_cpu(t, desc, device);
   }
 }

@@ -147,6 +147,24 @@ def test_gradients_of_bias_and_sinks():
         assert (a.float() - b.float()).norm() <= 2**-6 * b.float().norm()
 
 
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_attention_in_eight_bits(precision, dim):
+    q, k, v = (x.detach() for x in qkv(2, 700, 8, 2, dim))
+    k += 3
+    keys = k.float() - (3 if precision == "int8" else 0)  # scores without the mean have the same softmax
+    arguments = {"fp8": {"scales": np.full(12, 2.0**-6)}, "int8": {"k_mean": k.float().mean((0, 1)).cpu()}}[precision]
+    call = lambda: ops.flash_attention(*map(cohort.from_dlpack, (q, k, v)), precision=precision, **arguments)  # noqa: E731
+    if precision == "fp8" and torch.cuda.get_device_capability() != (9, 0):
+        with pytest.raises((cohort.Error, cohort.InputError), match="9.0"):
+            call()
+        return
+    exact, out = reference(q, keys, v), torch.from_dlpack(call()).float()
+    rounded = torch.from_dlpack(ops.flash_attention(*map(cohort.from_dlpack, (q, k, v)))).float()
+    errors = [(x - exact).norm() / exact.norm() for x in (rounded, out)]
+    assert errors[0] < errors[1] < {"fp8": 0.1, "int8": 0.03}[precision], errors
+
+
 def test_ops_differentiate_on_the_gpu():
     arrays = [normal(1, 130, 4, 64) for _ in range(3)]
     leaves = [cohort.from_dlpack(x) for x in arrays]

@@ -38,6 +38,9 @@ double naive_surrogate(const GrpoConfig& config, double lp, double ratio, double
       return -a * lp;
     case kernels::Surrogate::kSapo:
       return -a * 4 / tau / (1 + std::exp(-tau * (ratio - 1)));
+    case kernels::Surrogate::kVespo:
+      return a > 0 ? -a * std::pow(ratio, 2) * std::exp(3 * (1 - ratio)) * lp
+                   : -a * std::pow(ratio, 3) * std::exp(2 * (1 - ratio)) * lp;
     case kernels::Surrogate::kClip:
       break;
   }
@@ -79,9 +82,11 @@ double naive_loss(const Transformer& model, const Transformer* reference,
     double sum = 0;
     for (size_t t = 0; t < lp.size(); ++t) {
       if (c.loss_mask[t] == 0) continue;
-      const double ratio = config.importance_sampling_level == kernels::RatioLevel::kSequence
-                               ? geometric_ratio(lp, c)
-                               : std::exp(lp[t] - c.logprobs[t]);
+      double ratio = std::exp(lp[t] - c.logprobs[t]);
+      if (config.surrogate == kernels::Surrogate::kVespo)
+        ratio = std::pow(geometric_ratio(lp, c), static_cast<double>(c.completion_length()));
+      else if (config.importance_sampling_level == kernels::RatioLevel::kSequence)
+        ratio = geometric_ratio(lp, c);
       sum += config.beta * naive_kl(config.kl_estimator, ref[t] - lp[t]) +
              naive_surrogate(config, lp[t], ratio, advantages[i]);
     }
@@ -181,7 +186,7 @@ TEST_F(GrpoUpdate, FirstUpdateIsTheSameUnderEverySurrogate) {
 // sequences never does.
 TEST_F(GrpoUpdate, LogProbsAreComputedTwiceForRatiosOfSequencesOnly) {
   const GrpoConfig ratios{.importance_sampling_level = kernels::RatioLevel::kSequence},
-      mask{.importance_weights = kernels::Importance::kSequenceMask};
+      mask{.importance_weights = kernels::Importance::kReject};
   const PolicyBatch batch = minibatch(LossType::kGrpo, Truncated::kKeep, 1000).at(0);
   const Variable hidden = model_.hidden_at_targets(batch);
   const auto passes = [&](const GrpoConfig& config, bool on_policy) {

@@ -49,6 +49,7 @@ void check_overlong_added(const Json& truth);
 void check_repetition(const Json& truth);
 void check_cosine(const Json& truth);
 void check_entropy_mask(const Json& truth);
+void check_off_policy_mask(const Json& truth);
 void check_nll(const Json& truth);
 
 }  // namespace cohort::test

@@ -335,13 +335,27 @@ void check_given_weights(const Json& truth) {
   expect(truth, "loss", policy_loss_of(tokens, desc).loss);
 }
 
+// Sequences of one token.
+void check_off_policy_mask(const Json& truth) {
+  const Values advantages = input(truth, "advantages");
+  const size_t n = advantages.size();
+  Tokens tokens{Values(n, -1.0), Values(n, -1.0), advantages, Values(n, 1.0), {}};
+  for (const double above : input(truth, "rollout_minus_policy_mean_kl")) {
+    tokens.segments.push_back(static_cast<int32_t>(tokens.sampling_logprob.size()));
+    tokens.sampling_logprob.push_back(-1 + above);
+  }
+  const Outcome out = policy_loss_of(tokens, {.off_policy_mask = number(truth, "threshold")});
+  Values mask;
+  for (const double g : out.gradient) mask.push_back(g != 0);
+  expect(truth, "mask", mask);
+}
+
 void check_sequence_ratio(const Json& truth) {
   const auto lp = input_rows(truth, "logprobs"), old = input_rows(truth, "old_logprobs"),
              advantages = input_rows(truth, "advantages");
   const Json &in = truth.at("inputs"), &want = truth.at("expected");
   Tokens tokens;
   Values ratios;
-  double correction = 1;  // a product over the sequence, which is not offered
   kernels::PolicyLossDesc desc = clip_of(truth);
   desc.level = kernels::RatioLevel::kSequence;
   const StepTotals totals{.sequences = static_cast<double>(lp.size())};
@@ -357,17 +371,21 @@ void check_sequence_ratio(const Json& truth) {
     free.segments.assign(n, 0);
     kernels::PolicyLossDesc unclipped = desc;
     unclipped.epsilon_low = 1, unclipped.epsilon_high = 1e9;
+    unclipped.importance = kernels::Importance::kNone;
     ratios.push_back(-policy_loss_of(free, unclipped).loss);
     if (in.find("rollout_logprobs")) {
-      double sum = 0;
-      for (size_t t = 0; t < n; ++t) sum += old[s][t] - input_rows(truth, "rollout_logprobs")[s][t];
-      correction = std::exp(sum);
-      if (const Json* cap = in.find("tis_cap")) correction = std::min(correction, cap->as_double());
+      append(tokens.sampling_logprob, input_rows(truth, "rollout_logprobs")[s]);
+      desc.importance = kernels::Importance::kTruncate;
+      desc.importance_level = kernels::ImportanceLevel::kSequence;
+      if (const Json* cap = in.find("tis_cap")) desc.importance_max = cap->as_double();
     }
   }
-  tokens.weight.assign(tokens.logprob.size(), correction);
+  tokens.weight.assign(tokens.logprob.size(), 1);
   if (want.find("seq_ratio")) expect(truth, "seq_ratio", ratios);
-  if (want.find("seq_weight")) expect(truth, "seq_weight", correction);
+  if (want.find("seq_weight")) {
+    const kernels::PolicyLossStats stats = policy_loss_of(tokens, desc).stats;
+    expect(truth, "seq_weight", stats.importance / stats.tokens);
+  }
   expect(truth, want.find("weighted") ? "weighted" : "per_token", per_token(tokens, desc));
   for (double& w : tokens.weight)
     w *= token_weight(LossType::kGrpo, totals, static_cast<int64_t>(lp[0].size()), 1);

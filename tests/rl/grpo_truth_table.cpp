@@ -8,10 +8,7 @@ namespace {
 
 constexpr Coverage kWhole = Coverage::kWhole, kPart = Coverage::kPart, kNone = Coverage::kNone;
 
-constexpr char kSequenceWeight[] =
-    "clip and mean of the sequence's ratio; the check multiplies by the case's importance weight "
-    "of "
-    "whole sequences, a product over their tokens";
+constexpr char kSequenceWeight[] = "GSPO with a product of importance weights";
 constexpr char kLoo[] = "baseline = reward - advantage; the std of the others is not offered";
 
 }  // namespace
@@ -30,8 +27,8 @@ const std::vector<TruthCase>& truth_table() {
       {"tis_token_cap_0.8", kWhole, "importance weights of tokens", check_rollout_weights},
       {"icepop_0.5_5", kWhole, "importance weights of tokens", check_rollout_weights},
       {"tis_bounds_min_None", kWhole, "truncated importance weights", check_given_weights},
-      {"gspo_rollout_correction", kPart, kSequenceWeight, check_sequence_ratio},
-      {"gspo_tis_cap_0.8", kPart, kSequenceWeight, check_sequence_ratio},
+      {"gspo_rollout_correction", kWhole, kSequenceWeight, check_sequence_ratio},
+      {"gspo_tis_cap_0.8", kWhole, kSequenceWeight, check_sequence_ratio},
       {"gspo_b2", kWhole, "GSPO with grpo weights", check_sequence_ratio},
       {"dual_clip_c3", kWhole, "dual clip", check_dual_clip},
       {"dual_clip_slime", kWhole, "dual clip", check_dual_clip},
@@ -90,9 +87,7 @@ const std::vector<TruthCase>& truth_table() {
       {"cosine_100_0", kWhole, "cosine with exact_match", check_cosine},
       {"cosine_200_1", kWhole, "cosine with exact_match", check_cosine},
       {"cosine_200_0", kWhole, "cosine with exact_match", check_cosine},
-      {"off_policy_mask", kNone,
-       "a mask of sequences by their divergence and the sign of A; sequence_mask has no sign",
-       nullptr},
+      {"off_policy_mask", kWhole, "off_policy_mask", check_off_policy_mask},
       {"entropy_quantile_mask_0", kWhole, "top_entropy_quantile", check_entropy_mask},
       {"entropy_quantile_mask_1", kWhole, "top_entropy_quantile", check_entropy_mask},
       {"entropy_quantile_mask_2", kWhole, "top_entropy_quantile", check_entropy_mask},

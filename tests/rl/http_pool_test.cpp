@@ -174,7 +174,7 @@ TEST(HttpPoolSlow, TwoThousandRequestsOf100MsTakeLittleTime) {
   const std::chrono::duration<double> took = Clock::now() - start;
   std::printf("%.2f s, %.1f %% of a core\n", took.count(), 100 * (cpu() - before) / took.count());
   EXPECT_LE(took.count(), 7);  // 3.3 with a core for the server
-  EXPECT_LE(cpu() - before, 0.1 * took.count());
+  EXPECT_LE(cpu() - before, 0.3 * took.count());  // 0.05 to 0.1; a busy wait takes all of it
 }
 
 // A request to stop ends the wait for a server that is gone.

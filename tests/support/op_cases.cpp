@@ -531,9 +531,18 @@ void add_sequence_losses(Table& table) {
         Row{"importance mask",
             {.importance = Importance::kMask, .importance_min = 0.9, .importance_max = 1.35}},
         Row{"importance mask of sequences",
-            {.importance = Importance::kSequenceMask,
+            {.importance = Importance::kReject,
+            .importance_level = kernels::ImportanceLevel::kGeometric,
             .importance_min = 0.95,
-            .importance_max = 1.4}}}) {
+            .importance_max = 1.4}},
+        Row{"product of importance weights",
+            {.importance = Importance::kTruncate,
+            .importance_level = kernels::ImportanceLevel::kSequence,
+            .importance_max = 1.3}},
+        Row{"trust region",
+            {.trust_region = kernels::TrustRegion::kTv, .trust_low = 0.1, .trust_high = 0.1}},
+        Row{"squared log ratio to the sampler", {.old_kl_coef = 0.4}},
+        Row{"off-policy mask", {.off_policy_mask = 0.1}}}) {
     const std::vector<int32_t> segments = {0, 0, 0, 1, 1, 3, 3, 3, 4};
     PolicyTokens t;
     std::vector<double> sampling;

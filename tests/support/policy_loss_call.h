@@ -18,7 +18,7 @@ struct PolicyLoss {
 inline void policy_loss(const PolicyLoss& args) {
   Tensor means;
   if (args.desc.needs_sequences()) {
-    means = Tensor::empty({args.logprob.numel(), 2}, DType::kF64, args.logprob.device());
+    means = Tensor::empty({args.logprob.numel(), 3}, DType::kF64, args.logprob.device());
     policy_sequence_means({.means = means,
                            .logprob = args.logprob,
                            .old_logprob = args.old_logprob,
