@@ -51,7 +51,8 @@ enum class RatioLevel : uint8_t { kToken, kSequence };
 // sampled the token, whose log-prob is lp_sampling. With q = exp(lp_old - lp_sampling) of the
 // token, its product over the sequence, or its geometric mean, by ImportanceLevel: r = q, since the
 // surrogate's ratio accounts for lp - lp_old; with kReinforce, which has none, r is that of
-// exp(lp - lp_sampling). The weight is constant in the gradient:
+// exp(lp - lp_sampling). Logs of products and means are clamped to +-20. The weight is constant in
+// the gradient:
 //   kTruncate  clip(r, min, max) (Espeholt et al. 2018; Yao et al. 2025)
 //   kMask      r, and 0 where q is outside of [min, max] (IcePop, 2025)
 //   kReject    1, and 0 where q is outside of [min, max]
@@ -98,7 +99,8 @@ struct PolicyLossDesc {
   bool needs_sequence_ratios() const {
     return level == RatioLevel::kSequence || surrogate == Surrogate::kVespo ||
            off_policy_mask != kOff ||
-           (surrogate == Surrogate::kReinforce && needs_sequence_importance());
+           (surrogate == Surrogate::kReinforce && importance != Importance::kReject &&
+            needs_sequence_importance());
   }
   bool needs_sequences() const { return needs_sequence_ratios() || needs_sequence_importance(); }
 

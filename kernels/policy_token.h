@@ -164,8 +164,8 @@ COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_
   double log_old = t.old_logprob - sampling_logprob, log_now = t.logprob - sampling_logprob;
   if (desc.importance_level != ImportanceLevel::kToken) {
     const double count = desc.importance_level == ImportanceLevel::kSequence ? sequence.tokens : 1;
-    log_old = count * sequence.to_sampling;
-    log_now = count * (sequence.to_old + sequence.to_sampling);
+    log_old = clamp_log_ratio(count * sequence.to_sampling).value;
+    log_now = clamp_log_ratio(count * (sequence.to_old + sequence.to_sampling)).value;
   }
   const double mismatch = std::exp(log_old);
   const double r = desc.surrogate == Surrogate::kReinforce ? std::exp(log_now) : mismatch;
@@ -187,6 +187,11 @@ COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_
   return 1;
 }
 
+// At most 1: that of a token which restricted sampling left alone may be rounded above.
+COHORT_HD inline double probability(double logprob) {
+  return logprob > 0 ? 1 : std::exp(logprob);
+}
+
 // The KL of the Bernoulli distributions of two probabilities.
 COHORT_HD inline double bernoulli_kl(double from, double to) {
   constexpr double kLeast = 1e-8;
@@ -200,8 +205,9 @@ COHORT_HD inline bool has_moved_too_far(const PolicyToken& t, double sampling_lo
                                         PolicyLossStats& stats) {
   if (t.advantage < 0 && -(sequence.to_old + sequence.to_sampling) > desc.off_policy_mask)
     return true;
-  if (desc.trust_region == TrustRegion::kNone) return false;
-  const double from = std::exp(sampling_logprob), to = std::exp(t.logprob), moved = to - from;
+  const bool has_surrogate = t.advantage > 0 || t.advantage < 0;
+  if (desc.trust_region == TrustRegion::kNone || !has_surrogate) return false;
+  const double from = probability(sampling_logprob), to = probability(t.logprob), moved = to - from;
   const double bound = t.advantage > 0 ? desc.trust_high : desc.trust_low,
                along = t.advantage > 0 ? moved : -moved;
   const bool outside = desc.trust_region == TrustRegion::kTv ? along > bound

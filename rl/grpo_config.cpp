@@ -111,10 +111,10 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
            "the weight is that of a token, its product over the sequence, or its geometric mean "
            "there; auto: token, with reject geometric");
   v.field("importance_min", importance_min,
-          "lower bound; none: 0 for truncate, 0.5 for mask (0 of a sequence), 0.99 for reject",
+          "lower bound; none: 0 for truncate and sequences, 0.5 for mask, 0.99 for reject",
           {.min = 0});
   v.field("importance_max", importance_max,
-          "upper bound; none: 2 for truncate, 5 for mask (3 of a sequence), 1.01 for reject",
+          "upper bound; none: 2 for truncate, 5 for mask, 1.01 for reject, 3 for both by sequence",
           {.min = 0});
   v.choice(
       "trust_region", trust_region, kTrustRegions,
@@ -164,7 +164,7 @@ kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
                                                               ? ImportanceLevel::kGeometric
                                                               : ImportanceLevel::kToken);
   ImportanceEntry bounds = entry_of(kImportanceModes, importance_weights);
-  if (importance_weights == Importance::kMask && level == ImportanceLevel::kSequence)
+  if (importance_weights != Importance::kTruncate && level == ImportanceLevel::kSequence)
     bounds.lowest = 0, bounds.largest = 3;
   const double bound = entry_of(kTrustRegions, trust_region).bound;
   return {.epsilon_low = epsilon,
@@ -258,6 +258,10 @@ std::vector<std::string> GrpoConfig::advice() const {
               importance_weights == kernels::Importance::kNone,
           "surrogate: reinforce ignores the ratio, so that the later updates of a step are biased; "
           "hint: importance_weights=truncate, or num_minibatches=1 and num_iterations=1");
+  warn_if(surrogate == kernels::Surrogate::kVespo &&
+              importance_sampling_level == kernels::RatioLevel::kSequence,
+          "importance_sampling_level: does nothing with surrogate: vespo, whose ratio is the "
+          "product over the sequence; hint: leave it out");
   const bool sums = multi_objective_aggregation == RewardAggregation::kSumThenNormalize;
   warn_if(whiten_advantages && (!sums || scale == kGroup || scale == kBatch),
           "whiten_advantages: scales advantages that are scaled by a deviation already; hint: "

@@ -198,8 +198,11 @@ struct GrpoConfig {
   void visit(ConfigVisitor& v);
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
-  // True if completions with an advantage of 0 change the update.
-  bool needs_all_completions() const { return beta > 0 || entropy_coef > 0 || old_kl_coef > 0; }
+  // True if completions with an advantage of 0 change the update; those with old_kl_coef do where
+  // the policy is not the one that sampled.
+  bool needs_all_completions() const {
+    return beta > 0 || entropy_coef > 0 || (old_kl_coef > 0 && updates_per_step() > 1);
+  }
   // True if the loss compares the policy with the distribution that tokens were drawn from.
   bool needs_sampling_log_probs() const {
     return importance_weights != kernels::Importance::kNone ||

@@ -265,8 +265,10 @@ std::string GrpoMonitor::low_entropy() const {
 }
 
 std::string GrpoMonitor::large_updates() const {
-  // Bounds for ratios of sequences are so narrow that clipping is normal; other losses have none.
+  // Bounds for ratios of sequences are so narrow that clipping is normal; a trust region bounds
+  // probabilities, and other losses have no bounds.
   const bool by_clip = config_.importance_sampling_level == kernels::RatioLevel::kToken &&
+                       config_.trust_region == kernels::TrustRegion::kNone &&
                        entry_of(kSurrogates, config_.surrogate).clips;
   const double mean = history(by_clip ? "clipped" : "kl_old").mean(kWindow);
   if (!(mean > (by_clip ? kClippedTokenFraction : kOldKl))) return "";

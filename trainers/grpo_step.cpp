@@ -253,6 +253,7 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
 bool has_gradient(const PolicySequence& sequence, const GrpoConfig& config) {
   return sequence.num_targets() > 0 &&
          (config.needs_all_completions() ||
+          (config.old_kl_coef > 0 && sequence.sampling_logprob != sequence.old_logprob) ||
           std::ranges::any_of(sequence.advantage, [](double advantage) { return advantage != 0; }));
 }
 

@@ -195,7 +195,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "       discount: 0.5, turns: strict, tool_format: hermes}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
       "     baseline: batch, sapo_tau_pos: 1.5, sapo_tau_neg: 2.5, importance_level: sequence,\n"
-      "     trust_region: ipo, trust_low: 0.3, trust_high: 0.4, off_policy_mask: 2,\n"
+      "     trust_region: kl, trust_low: 0.3, trust_high: 0.4, off_policy_mask: 2,\n"
       "     old_kl_coef: 0.1, environment: {name: command,\n"
       "       run: python3 e.py, directory: sub, tool_schemas: t.json, workers: 2,\n"
       "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n"

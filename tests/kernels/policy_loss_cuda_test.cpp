@@ -127,6 +127,8 @@ TEST(CudaPolicyLoss, EveryChoiceMatchesTheCpu) {
 CudaTokens in_sequences(int64_t n) {
   CudaTokens t = random_tokens_on_cuda(n, Reference::kGiven);
   t.sampling = random_tensor({n}, DType::kF32, 6, 0.3);
+  for (Tensor* x : {&t.logprob, &t.old, &t.ref, &t.sampling})  // log-probs are negative
+    for (int64_t i = 0; i < n; ++i) x->data<float>()[i] -= 2;
   t.entropy = random_tensor({n}, DType::kF32, 7, 1);
   std::vector<int32_t> segments;
   for (int32_t s = 0; static_cast<int64_t>(segments.size()) < n; s += 1 + s % 2)

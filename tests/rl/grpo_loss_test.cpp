@@ -199,6 +199,12 @@ TEST_F(GrpoUpdate, LogProbsAreComputedTwiceForRatiosOfSequencesOnly) {
   EXPECT_EQ(passes(ratios, false), 2);
   EXPECT_EQ(passes(ratios, true), 1);
   EXPECT_EQ(passes(mask, false), 1);
+  GrpoConfig reinforce = mask;
+  reinforce.surrogate = kernels::Surrogate::kReinforce;
+  EXPECT_EQ(passes(reinforce, false), 1);
+  reinforce.importance_weights = kernels::Importance::kTruncate;
+  reinforce.importance_level = kernels::ImportanceLevel::kSequence;
+  EXPECT_EQ(passes(reinforce, false), 2);
 }
 
 TEST_F(GrpoUpdate, RatioIsExactlyOneOnTheSamplersOwnLogProbs) {

@@ -251,6 +251,37 @@ TEST(GrpoConfig, WarnsOfAPresetWhoseKeysAreAllGiven) {
   EXPECT_TRUE(config_of("{preset: dr_grpo, loss_type: dapo}").warnings().empty());
 }
 
+// Earlier versions' name of reject, by the geometric mean.
+TEST(GrpoConfig, ReadsTheEarlierNameOfAMode) {
+  for (const char* name : {"sequence_mask", "reject"}) {
+    const GrpoConfig config = config_of(str("{importance_weights: ", name, "}"));
+    EXPECT_NE(dump_config(config).find("importance_weights: reject\n"), std::string::npos);
+    const kernels::PolicyLossDesc desc = config.loss_desc();
+    EXPECT_EQ(desc.importance, kernels::Importance::kReject);
+    EXPECT_EQ(desc.importance_level, kernels::ImportanceLevel::kGeometric);
+    EXPECT_EQ(desc.importance_min, 0.99);
+    EXPECT_EQ(desc.importance_max, 1.01);
+  }
+  const kernels::PolicyLossDesc mask =
+      config_of("{importance_weights: mask, importance_level: sequence}").loss_desc();
+  EXPECT_EQ(mask.importance_min, 0);
+  EXPECT_EQ(mask.importance_max, 3);
+}
+
+TEST(GrpoConfig, KeysAboutMovesDoNothingInOneUpdate) {
+  for (const char* key : {"trust_region: tv", "off_policy_mask: 0.1", "old_kl_coef: 0.1"}) {
+    const GrpoConfig once = config_of(str("{", key, "}")),
+                     twice = config_of(str("{num_iterations: 2, ", key, "}"));
+    ASSERT_EQ(once.warnings().size(), 1u) << key;
+    EXPECT_NE(once.warnings()[0].find("does nothing with one update a step"), std::string::npos);
+    EXPECT_TRUE(once.warnings(true).empty()) << key;
+    EXPECT_TRUE(twice.warnings().empty()) << key;
+    EXPECT_TRUE(once.needs_sampling_log_probs());
+    EXPECT_EQ(twice.needs_all_completions(), twice.old_kl_coef > 0);
+    EXPECT_FALSE(once.needs_all_completions());
+  }
+}
+
 TEST(GrpoConfig, RefusesKeysThatContradictEachOther) {
   const auto expect_refused = [](const std::string& yaml, const std::string& text) {
     EXPECT_THROW_WITH(config_of(yaml).validate(), InputError, text);

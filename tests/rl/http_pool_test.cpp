@@ -173,7 +173,7 @@ TEST(HttpPoolSlow, TwoThousandRequestsOf100MsTakeLittleTime) {
   for (const auto& answer : pool->take(Wait::kAll)) EXPECT_EQ(answer.error, "");
   const std::chrono::duration<double> took = Clock::now() - start;
   std::printf("%.2f s, %.1f %% of a core\n", took.count(), 100 * (cpu() - before) / took.count());
-  EXPECT_LE(took.count(), 7);  // 3.3 with a core for the server
+  EXPECT_LE(took.count(), 7);                     // 3.3 with a core for the server
   EXPECT_LE(cpu() - before, 0.3 * took.count());  // 0.05 to 0.1; a busy wait takes all of it
 }
 
