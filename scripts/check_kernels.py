@@ -126,7 +126,7 @@ def main(arguments):
         return self_test()
     if arguments == ["--has-tool"]:
         return cuobjdump()
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build/cuda")
     parser.add_argument("--architectures", default=ARCHITECTURES)
     parser.add_argument("--measure", action="store_true")

@@ -248,8 +248,8 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
   return out;
 }
 
-// True if a sequence can change the update. Without a KL term and an entropy bonus a zero advantage
-// gives an exactly zero gradient.
+// True if a sequence can change the update. Without a KL term, an entropy bonus and a move from the
+// sampler that old_kl_coef penalises, a zero advantage gives an exactly zero gradient.
 bool has_gradient(const PolicySequence& sequence, const GrpoConfig& config) {
   return sequence.num_targets() > 0 &&
          (config.needs_all_completions() ||

@@ -104,7 +104,8 @@ struct PolicyUpdate {
 };
 
 // The optimiser updates of a step, after balance(), packed. An update without a token in the loss
-// mask of any rank is left out. `advantages`: those of all completions of the step, by their index.
+// mask of any rank is left out. `advantages`: those of all completions of the step, by their index;
+// with credit: turn those of the turns that the groups have count.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
