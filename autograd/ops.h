@@ -129,6 +129,17 @@ struct HeadLossGradients {
   Tensor dentropy = {};
   GradSlot dbias = {};  // [V], a weight gradient
 };
+// A teacher whose distribution of each token the loss refers to: the softmax of the first V columns
+// of x w^T + bias at the temperature of the call.
+struct HeadTeacher {
+  Tensor x, w, bias;  // [T, C'], [V' >= V, C'], [V'] or undefined
+  kernels::DivergenceDesc desc = {};
+};
+// Its divergence from the student, and the loss's gradient with respect to it, [T] each.
+struct HeadDivergence {
+  const HeadTeacher& teacher;
+  Tensor &divergence, &ddivergence;
+};
 struct HeadLogprobForward {
   Tensor &logprob, &entropy, &lse;  // [T], in accumulate_dtype(x)
   const Tensor& x;                  // [T, C]
@@ -137,6 +148,7 @@ struct HeadLogprobForward {
   kernels::HeadDesc desc = {};
   const HeadLossGradients* gradients = nullptr;
   Tensor bias = {};  // [V]; undefined: none
+  const HeadDivergence* divergence = nullptr;  // known when set_dlogprob() is called
 };
 void head_logprob_forward(const HeadLogprobForward& args);
 // Recomputes the logits. On CUDA dx may use split-K over V, so its bits depend on the chunk; dw is
@@ -191,6 +203,8 @@ struct PolicyLossInputs {
   // The log-probs are old_logprob, which the caller verifies: no pass over the logits is needed
   // before that of the loss.
   bool on_policy = false;
+  // Needed if is_divergence(loss_desc.kl) and beta > 0.
+  std::optional<HeadTeacher> teacher = {};
 };
 // The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for
 // metrics. With ratios of sequences the log-probs of all tokens are computed first.

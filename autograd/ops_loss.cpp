@@ -8,6 +8,7 @@
 #include "autograd/ops.h"
 #include "core/trace.h"
 #include "kernels/arguments.h"
+#include "kernels/divergence.h"
 #include "kernels/matmul.h"
 
 namespace cohort {
@@ -105,6 +106,43 @@ class LogitGradients {
   Tensor collected_;  // undefined: gradients replace the logits
 };
 
+// Computes the divergence of the tokens of `logits`, from `begin` on, and calls fn() while the
+// teacher's logits are there. `rows`, [T, 5], and `lse`, [T], are for its values of rows.
+void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor& logits,
+                     Tensor& rows, Tensor& lse,
+                     const std::function<void(const kernels::HeadDivergence*)>& fn) {
+  if (args.divergence == nullptr) return fn(nullptr);
+  const auto& [teacher, divergence, ddivergence] = *args.divergence;
+  const int64_t count = logits.dim(0), vocab = logits.dim(1);
+  COHORT_CHECK(teacher.w.dim(0) >= vocab && teacher.x.dim(0) == args.x.dim(0),
+               "[head] expected a teacher of at least ", vocab, " tokens at ", args.x.dim(0),
+               " positions, got ", teacher.w.dim(0), " and ", teacher.x.dim(0));
+  const auto compute = [&](int64_t, Tensor& all) {
+    const Tensor part = all.narrow(1, 0, vocab);
+    Tensor logprob = Tensor::empty_like(lse), entropy = Tensor::empty_like(lse);
+    kernels::head_statistics({.logprob = logprob,
+                              .entropy = entropy,
+                              .lse = lse,
+                              .logits = part,
+                              .targets = args.targets,
+                              .begin = begin,
+                              .temperature = args.desc.temperature});
+    const kernels::HeadDivergence call{.divergence = divergence,
+                                       .rows = rows,
+                                       .logits = logits,
+                                       .teacher_logits = part,
+                                       .lse = args.lse,
+                                       .teacher_lse = lse,
+                                       .begin = begin,
+                                       .temperature = args.desc.temperature,
+                                       .desc = teacher.desc};
+    kernels::head_divergence(call);
+    fn(&call);
+  };
+  kernels::for_logit_chunks({teacher.x.narrow(0, begin, count), teacher.w, teacher.bias}, count,
+                            compute);
+}
+
 }  // namespace
 
 void head_logprob_forward(const HeadLogprobForward& args) {
@@ -115,7 +153,13 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, loss->dbias, rows);
   // The factors of unit gradients are applied to rows of x, which a bias does not have.
   const bool unit = loss != nullptr && !loss->dentropy.defined() && !args.bias.defined() &&
-                    kernels::has_unit_gradients(args.w);
+                    args.divergence == nullptr && kernels::has_unit_gradients(args.w);
+  Tensor values, teacher_lse;  // of the divergence's rows
+  if (args.divergence != nullptr) {
+    teacher_lse = Tensor::empty_like(args.lse);
+    values = Tensor::empty({args.x.dim(0), kernels::kDivergenceRowSize}, args.lse.dtype(),
+                           args.lse.device());
+  }
   kernels::for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
     kernels::head_statistics({.logprob = args.logprob,
@@ -126,19 +170,25 @@ void head_logprob_forward(const HeadLogprobForward& args) {
                               .begin = begin,
                               .temperature = args.desc.temperature,
                               .unit_gradients = unit ? dz : Tensor()});
-    if (loss == nullptr) return;
-    if (loss->set_dlogprob) loss->set_dlogprob(begin, logits.dim(0));
-    if (!unit)
-      kernels::head_logit_gradients({.dz = dz,
-                                     .logits = logits,
-                                     .dlogprob = loss->dlogprob,
-                                     .dentropy = loss->dentropy,
-                                     .lse = args.lse,
-                                     .entropy = args.entropy,
-                                     .targets = args.targets,
-                                     .begin = begin,
-                                     .temperature = args.desc.temperature});
-    gradients->add(begin, dz, unit ? loss->dlogprob : Tensor());
+    const auto add_gradients = [&](const kernels::HeadDivergence* divergence) {
+      if (loss == nullptr) return;
+      if (loss->set_dlogprob) loss->set_dlogprob(begin, logits.dim(0));
+      if (!unit)
+        kernels::head_logit_gradients(
+            {.dz = dz,
+             .logits = logits,
+             .dlogprob = loss->dlogprob,
+             .dentropy = loss->dentropy,
+             .lse = args.lse,
+             .entropy = args.entropy,
+             .targets = args.targets,
+             .begin = begin,
+             .temperature = args.desc.temperature,
+             .divergence = divergence,
+             .ddivergence = divergence != nullptr ? args.divergence->ddivergence : Tensor()});
+      gradients->add(begin, dz, unit ? loss->dlogprob : Tensor());
+    };
+    with_divergence(args, begin, logits, values, teacher_lse, add_gradients);
   });
 }
 
@@ -215,7 +265,8 @@ using SetDlogprob = std::function<void(HeadRows& rows, int64_t begin, int64_t co
 // Runs the head with the gradients that are wanted. Calls set_dlogprob once for every token, and
 // returns all log-probs.
 Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& desc,
-                const SetDlogprob& set_dlogprob, bool with_entropy = false) {
+                const SetDlogprob& set_dlogprob, bool with_entropy = false,
+                const HeadDivergence* divergence = nullptr) {
   const Tensor& x = out.hidden.value();
   const auto& [w, bias] = out.head;
   HeadRows rows(x);
@@ -240,7 +291,8 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
                         .targets = targets,
                         .desc = desc,
                         .gradients = with_gradients ? &gradients : nullptr,
-                        .bias = bias.value()});
+                        .bias = bias.value(),
+                        .divergence = divergence});
   if (!with_gradients) set_dlogprob(rows, 0, x.rows());
   return rows.logprob;
 }
@@ -286,6 +338,14 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
          .segments = inputs.segments});
   }
   const bool with_entropy = loss_desc.entropy_coef != 0;
+  std::optional<HeadDivergence> divergence;
+  Tensor value, gradient;
+  if (inputs.teacher) {
+    value = Tensor::empty_like(inputs.weight);
+    gradient = Tensor::empty_like(inputs.weight);
+    kernels::scale({gradient, inputs.weight, loss_desc.beta});
+    divergence.emplace(*inputs.teacher, value, gradient);
+  }
   const auto compute_terms = [&](HeadRows& rows, int64_t begin, int64_t count) {
     kernels::policy_loss_terms({.dlogprob = rows.dlogprob,
                                 .terms = terms,
@@ -300,10 +360,12 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
                                 .sampling_logprob = inputs.sampling_logprob,
                                 .sequence_means = means,
                                 .entropy = with_entropy ? rows.entropy : Tensor(),
-                                .dentropy = rows.dentropy});
+                                .dentropy = rows.dentropy,
+                                .divergence = value});
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
-  const Tensor logprob = run_head(out, targets, desc, compute_terms, with_entropy);
+  const Tensor logprob = run_head(out, targets, desc, compute_terms, with_entropy,
+                                  divergence ? &*divergence : nullptr);
   out.loss = Tensor::empty({1}, logprob.dtype(), device);
   out.stats = kernels::PolicyLossStats::zeros(device);
   kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});

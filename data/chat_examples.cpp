@@ -85,6 +85,14 @@ void ChatRenderer::render_conversation(Example& example) const {
   example.loss_spans = std::move(all.assistant);
 }
 
+std::string ChatRenderer::prompt_asking(const Example& example, const std::string& question) const {
+  Json::Array messages = example.conversation.as_array();
+  const auto last = std::ranges::find_if(
+      messages.rbegin(), messages.rend(), [](const Json& m) { return has_role(m, "user"); });
+  if (last != messages.rend()) last->set("content", question);
+  return format_.with(example.template_variables).prompt(messages);
+}
+
 void ChatRenderer::truncate(Example& example, int64_t max_prompt) const {
   const Json::Array whole = example.conversation.as_array();
   const std::vector<size_t> order = truncation_order(whole);

@@ -249,6 +249,20 @@ Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Js
   return example;
 }
 
+std::vector<int32_t> prompt_with(const FieldTemplate& text, const Example& example,
+                                 const Dataset& data) {
+  Json fields = example.fields;
+  fields.set("prompt", data.chat != nullptr ? example.question : example.prompt);
+  if (fields.find("solution") == nullptr) fields.set("solution", example.solution);
+  if (fields.find("answer") == nullptr) fields.set("answer", example.answer);
+  const std::string rendered = text.render(fields, example.where);
+  const std::string prompt =
+      data.chat != nullptr ? data.chat->prompt_asking(example, rendered) : rendered;
+  return encode_prompt(
+      {.prompt = prompt, .whole_text = example.whole_text, .special = example.special},
+      *data.tokenizer);
+}
+
 std::vector<int32_t> supervised_tokens(const Example& example, const Tokenizer& tokenizer) {
   std::vector<int32_t> tokens = encode_prompt({.prompt = example.prompt + example.solution,
                                                .whole_text = example.whole_text,

@@ -7,6 +7,7 @@
 
 #include "data/chat_examples.h"
 #include "data/data_config.h"
+#include "data/field_template.h"
 #include "data/loader.h"
 #include "data/masking.h"
 #include "data/packing.h"
@@ -79,6 +80,13 @@ MixedOrder make_order(const DataSections& config, const Dataset& data,
 // Throws InputError naming `where`.
 Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Json& fields,
                   const std::string& where);
+
+// The tokens of a problem's prompt with another text in place of it, or of the last message of the
+// user in a conversation: `text` over the problem's fields, where {prompt} is what it replaces, and
+// {solution} and {answer} are the problem's. Throws InputError naming the problem for a field that
+// is missing.
+std::vector<int32_t> prompt_with(const FieldTemplate& text, const Example& example,
+                                 const Dataset& data);
 
 // Prompt and solution, encoded as one text, and the end of sequence; only the text for a rendered
 // conversation.

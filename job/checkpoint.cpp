@@ -192,6 +192,7 @@ Json TrainState::to_json() const {
   json.set("planned_steps", Json::Array(planned_steps.begin(), planned_steps.end()));
   json.set("data_fingerprint", data_fingerprint).set("report", report);
   if (beta > 0) json.set("beta", beta).set("start_beta", start_beta);
+  if (!teacher.empty()) json.set("teacher", teacher);
   if (!base.path.empty())
     json.set("base", Json().set("path", base.path).set("fingerprint", base.fingerprint));
   return json;
@@ -233,6 +234,7 @@ TrainState TrainState::from_json(const Json& json) {
   if (const Json* planned = json.find("planned_steps"))
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
   s.best_loss = number_or_nan(json.get_or_null("best_loss"));
+  if (const Json* sum = json.find("teacher")) s.teacher = sum->as_string();
   if (const Json* base = json.find("base"))
     s.base = {base->at("path").as_string(), base->at("fingerprint").as_string()};
   // Version 0.1.0 wrote none of these, and had a best step from the first evaluation on.
@@ -545,6 +547,12 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   check_precision(saved.config, dtype, checkpoint + "/" + kPrecisionFile);
   if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
   return load_saved(checkpoint, std::move(saved), dtype, device);
+}
+
+std::string model_fingerprint(const LoadedModel& model) {
+  if (model.base.path.empty()) return base_fingerprint(model.checkpoint);
+  return model.base.fingerprint +
+         hex(file_checksum(model.checkpoint + "/adapter_model.safetensors"));
 }
 
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,

@@ -60,6 +60,7 @@ struct TrainState {
   Json curriculum;               // (grpo) OnlineOrder::state()
   double beta = 0;               // (grpo, kl_target) the present beta; 0: that of the configuration
   double start_beta = 0;         // what the configuration said when `beta` began to change
+  std::string teacher;           // (grpo) fingerprint of the folder `reference`; empty: none
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
   Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters
@@ -155,6 +156,9 @@ struct LoadedModel {
 // warning; 0: its own.
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "", int64_t context = 0);
+// A checksum by which another model in its folder is recognised: base_fingerprint(), with that of
+// the adapter's weights.
+std::string model_fingerprint(const LoadedModel& model);
 // For training: dropout, precision, recompute and a context that the model allows are those of
 // `wanted`, everything else is the checkpoint's. An encoder has the head of `wanted`, which is a
 // new one where the checkpoint has another. With wanted.lora the model has adapters: new ones if

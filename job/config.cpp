@@ -33,10 +33,21 @@ constexpr std::pair<std::string_view, Paths (*)(const TrainConfig&)> kPathKeys[]
     {"data.cache_dir", [](const TrainConfig&) { return Paths(); }},
     {"model.path", [](const TrainConfig& c) { return Paths{c.model.path}; }},
     {"init_from", [](const TrainConfig& c) { return Paths{c.init_from}; }},
+    {"reference",
+     [](const TrainConfig& c) {
+       return c.grpo.reference_type() == ReferenceType::kFolder ? Paths{c.grpo.reference} : Paths();
+     }},
     {"output_dir", [](const TrainConfig&) { return Paths(); }},
     {"environment.corpus", [](const TrainConfig& c) { return Paths{c.environment.corpus}; }},
     {"environment.tool_schemas",
      [](const TrainConfig& c) { return Paths{c.environment.tool_schemas}; }}};
+
+// True if the value of `reference` is no folder.
+bool names_reference(const ConfigNode& node) {
+  GrpoConfig config;
+  config.reference = node.text().value_or("base");
+  return config.reference_type() != ReferenceType::kFolder;
+}
 
 // True for keys that take several files, folders and patterns.
 bool is_list(std::string_view key) {
@@ -169,7 +180,7 @@ class RelativePaths {
         if (ConfigNode* path = set.find("path")) resolve_path(*path);
     for (const auto& [key, inputs] : kPathKeys) {
       ConfigNode* node = node_at(map, key);
-      if (node == nullptr) continue;
+      if (node == nullptr || (key == "reference" && names_reference(*node))) continue;
       if (node->kind == ConfigNode::Kind::kList && is_list(key))
         for (ConfigNode& item : node->items) resolve_path(item);
       else
@@ -405,10 +416,16 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
 
 void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
-  require(std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; }),
+  const bool rewarded =
+      std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; });
+  require(rewarded || config.grpo.distills(),
           "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
-          "rewards: [{name: NAME}]; `cohort train --keys` lists them");
-  require(config.batch.num_generations > 1 || config.grpo.baseline != Baseline::kGroup,
+          "rewards: [{name: NAME}]; `cohort train --keys` lists them; or a teacher: preset=opd "
+          "reference=FOLDER");
+  require(rewarded || config.grpo.dynamic_sampling_rounds == 0,
+          "dynamic_sampling_rounds: replaces groups by their rewards, and there are none; hint: "
+          "leave it out");
+  require(!rewarded || config.batch.num_generations > 1 || config.grpo.baseline != Baseline::kGroup,
           "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
           "reward relative to the others of its prompt; hint: num_generations=8, or "
           "baseline=batch");
@@ -419,7 +436,8 @@ void validate_grpo(const TrainConfig& config) {
                    [](const auto& r) { return r.name == "environment" && r.weight != 0; }) == 1),
           "credit: turn needs the rewards that an environment gives to turns; hint: an "
           "environment with rewards: [{name: environment}], or credit=completion");
-  require(config.grpo.baseline == Baseline::kNone || config.batch.completions_per_step() > 1,
+  require(!rewarded || config.grpo.baseline == Baseline::kNone ||
+              config.batch.completions_per_step() > 1,
           "prompts_per_step: 1 with num_generations: 1 leaves nothing to compare; hint: "
           "prompts_per_step=8");
   require(
@@ -438,9 +456,12 @@ void validate_grpo(const TrainConfig& config) {
           str("kl_horizon: expected at least the ", config.batch.completions_per_step(),
               " completions of a step, got ", config.grpo.kl_horizon));
   require(config.grpo.ref_sync_every == 0 || config.model.lora.rank == 0 ||
-              config.grpo.reference == ReferenceType::kStart,
+              config.grpo.reference_type() == ReferenceType::kStart,
           "ref_sync_every: with lora the reference is the model without adapters, which never "
           "changes; hint: reference=start, or leave ref_sync_every out");
+  require(config.grpo.reference_prompt.empty() || !config.environment.is_set(),
+          "reference_prompt: an environment may begin its dialogues with other prompts; hint: leave "
+          "one of them out");
   const int64_t limit = config.sampling.max_completion_length;
   for (const RewardConfig& reward : config.rewards)
     require(reward.max_length > 0 || reward.buffer <= limit,
@@ -574,8 +595,10 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
       return config;
     };
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
-    TrainConfig& config = plan.stages.emplace_back(
-        read(default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0)));
+    TrainConfig defaults =
+        default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0);
+    if (first.grpo.preset == "opd") defaults.batch.num_generations = 1;
+    TrainConfig& config = plan.stages.emplace_back(read(std::move(defaults)));
     remove_earlier_values(config);
     config.stage = static_cast<int64_t>(i);
     config.model.lora.seed = static_cast<uint64_t>(config.seed);

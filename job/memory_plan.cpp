@@ -207,8 +207,12 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     memory.rollout_prefill_tokens =
         std::min(kPrefillTokens, memory.rollout_sequences * stage.lengths.longest_prompt);
     memory.max_cache_tokens = config.rollout.max_cache_tokens;
-    if (config.grpo.beta > 0 && config.model.lora.rank == 0)
-      memory.reference = MemoryShape::Reference::kHeld;
+    if (stage.teacher)
+      memory.reference = *stage.teacher;
+    else if (config.grpo.beta > 0 && config.model.lora.rank == 0 &&
+             config.grpo.reference_type() != ReferenceType::kPolicy)
+      memory.reference = planned_model(config, stage);
+    memory.distills = config.grpo.distills();
   } else {
     out.tokens = static_cast<int64_t>(static_cast<double>(config.batch.batch_size) *
                                       (stage.lengths.mean_sequence - 1));

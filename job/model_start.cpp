@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
+#include "data/parallel_try.h"
 #include "job/preview.h"
 #include "job/resources.h"
 #include "trainers/across_ranks.h"
@@ -235,11 +236,54 @@ std::unique_ptr<Transformer> start_model(const StageSetup& setup, const ModelCon
 }  // namespace
 
 Reference::Reference(const StageSetup& setup, const Transformer& model,
-                     const std::string& checkpoint)
+                     const std::string& checkpoint, const Dataset& data, TrainState& state)
     : config_(setup.config), trained_(model) {
+  const ReferenceType type = config_.grpo.reference_type();
+  if (config_.batch.trainer != TrainerType::kGrpo || config_.grpo.beta == 0) return;
+  if (type == ReferenceType::kFolder)
+    load_teacher(setup, data, state);
+  else if (type == ReferenceType::kStart ||
+           (type == ReferenceType::kBase && model.config().lora.rank == 0))
+    load_own(setup, checkpoint);
+  if (!config_.grpo.reference_prompt.empty()) set_prompt(data);
+}
+
+void Reference::set_prompt(const Dataset& data) {
+  const int64_t limit =
+      policy().model->config().context - config_.sampling.max_completion_length;
+  prompt_ = [this, &data, limit, text = FieldTemplate("reference_prompt",
+                                                      config_.grpo.reference_prompt)](
+                const Example& example) {
+    std::vector<int32_t> tokens = prompt_with(text, example, data);
+    if (tokens.empty() || std::ssize(tokens) > limit)
+      throw InputError(str("reference_prompt: ", example.where.empty() ? "a problem" : example.where,
+                           " gives ", tokens.size(), " tokens, expected 1 to ", limit,
+                           ", the context of the reference less max_completion_length; hint: a "
+                           "shorter template or max_completion_length, or data.too_long=skip"));
+    return tokens;
+  };
+  if (data.task == nullptr)
+    parallel_try(data.train->size(), 64, [&](int64_t i) { prompt_(data.train->get(i)); });
+}
+
+void Reference::load_teacher(const StageSetup& setup, const Dataset& data, TrainState& state) {
+  const std::string& folder = config_.grpo.reference;
+  check_teacher(config_, trained_.config(), *data.tokenizer);
+  LoadedModel loaded = load_found(folder, [&](const std::string& from) {
+    return load_model(from, config_.dtype, setup.device);
+  });
+  const std::string found = model_fingerprint(loaded);
+  if (!state.teacher.empty() && state.teacher != found)
+    throw InputError(str("reference: ", folder, " is not the model that the stage has learned from: "
+                         "its fingerprint is ", found, ", and was ", state.teacher,
+                         "; hint: restore its files, or start a run with init_from"));
+  state.teacher = found;
+  model_ = std::move(loaded.model);
+}
+
+void Reference::load_own(const StageSetup& setup, const std::string& checkpoint) {
+  const Transformer& model = trained_;
   const bool has_adapters = model.config().lora.rank > 0;
-  if (policy().model == nullptr || (has_adapters && config_.grpo.reference == ReferenceType::kBase))
-    return;
   const std::string training = checkpoint.empty() ? "" : training_folder(checkpoint);
   if (has_adapters) {
     const std::string saved = training + "/reference.safetensors";
@@ -275,9 +319,10 @@ Reference::Reference(const StageSetup& setup, const Transformer& model,
 
 ReferencePolicy Reference::policy() const {
   if (config_.batch.trainer != TrainerType::kGrpo || config_.grpo.beta == 0) return {};
-  if (model_ != nullptr) return {model_.get()};
-  if (adapters_.empty()) return {&trained_, Adapters::kOff};
-  return {&trained_, Adapters::kOn, &adapters_};
+  if (model_ != nullptr) return {.model = model_.get(), .prompt = prompt_};
+  if (!adapters_.empty()) return {&trained_, Adapters::kOn, &adapters_, prompt_};
+  const bool is_policy = config_.grpo.reference_type() == ReferenceType::kPolicy;
+  return {&trained_, is_policy ? Adapters::kOn : Adapters::kOff, nullptr, prompt_};
 }
 
 void Reference::follow(int64_t step) {
@@ -320,7 +365,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
     note_precision(setup.config.model.precision, loaded.checkpoint);
   }
   load_data(setup, *this, loaded);
-  reference.emplace(setup, *loaded.model, checkpoint);
+  reference.emplace(setup, *loaded.model, checkpoint, data, state);
   make_learner(setup, *this, std::move(loaded.model));
   if (!checkpoint.empty())
     learner->optimizer().load(

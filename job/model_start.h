@@ -44,23 +44,32 @@ struct StageSetup {
 };
 
 // The policy that the KL term refers to: the model at the start of the stage, moved by
-// ref_sync_every, or the base of its adapters.
+// ref_sync_every, the base of its adapters, the policy itself, or a teacher.
 class Reference : NonCopyable {
  public:
   // For the training of `model`, which has been loaded from `checkpoint`; empty: the stage is new,
   // and `model` is the reference. A checkpoint has the reference if beta was above 0 when it was
-  // saved.
-  Reference(const StageSetup& setup, const Transformer& model, const std::string& checkpoint);
+  // saved. `state.teacher` is set, or compared with the one that is found; `data` must outlive it.
+  Reference(const StageSetup& setup, const Transformer& model, const std::string& checkpoint,
+            const Dataset& data, TrainState& state);
   // Without a model unless this is grpo with beta > 0.
   ReferencePolicy policy() const;
+  // The one that checkpoints have; nullptr: it is not theirs.
+  const Transformer* saved() const { return is_teacher() ? nullptr : model_.get(); }
   // Moves it towards the model in training if that is due after step `step`.
   void follow(int64_t step);
 
  private:
+  bool is_teacher() const { return config_.grpo.reference_type() == ReferenceType::kFolder; }
+  void set_prompt(const Dataset& data);
+  void load_teacher(const StageSetup& setup, const Dataset& data, TrainState& state);
+  void load_own(const StageSetup& setup, const std::string& checkpoint);
+
   const TrainConfig& config_;
   const Transformer& trained_;
   std::unique_ptr<Transformer> model_;  // unless the model has adapters
   std::vector<Tensor> adapters_;        // those of the start
+  std::function<std::vector<int32_t>(const Example&)> prompt_;
 };
 
 struct ModelStart : NonCopyable {

@@ -273,6 +273,9 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   if (scores) RewardSet(config.rewards, data.task);
   StagePreview out{.model = start.config,
                    .lengths = check_data(config, data, start.config.context, limit)};
+  if (config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&
+      config.grpo.reference_type() == ReferenceType::kFolder)
+    out.teacher = check_teacher(config, start.config, *data.tokenizer);
   check_start(config, out);
   check_stops(config, data, out);
   check_template(config, data, out);
@@ -360,6 +363,37 @@ ModelConfig model_with_head(const TrainConfig& config) {
 
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) {
   return config.init_from.empty() ? ContextLimit::kMayGrow : model.context_limit();
+}
+
+ModelConfig check_teacher(const TrainConfig& config, const ModelConfig& student,
+                          const Tokenizer& tokenizer) {
+  const std::string& folder = config.grpo.reference;
+  const auto require = [&](bool ok, const std::string& reason) {
+    if (!ok) throw InputError(str("reference: ", folder, reason));
+  };
+  require(path_exists(folder), " is no folder here, and none of base, start and policy; hint: check "
+                               "the path");
+  const ModelDescription teacher =
+      load_found(folder, [](const std::string& from) { return describe_model(from); });
+  require(!teacher.config.is_encoder(), " is an encoder, which has no next token");
+  require(teacher.config.context >= student.context,
+          str(" has a context of ", teacher.config.context, " tokens, and the policy's is ",
+              student.context, "; hint: model.context=", teacher.config.context));
+  const auto bytes = [](const Tokenizer& of, int32_t id) {
+    return of.decode(std::span(&id, 1), SpecialText::kShow) + of.token_text(id).bytes;
+  };
+  const int64_t count = tokenizer.vocab_size();
+  require(teacher.tokenizer->vocab_size() >= count &&
+              teacher.config.vocab_size >= student.vocab_size,
+          str(" has a head of ", teacher.config.vocab_size, " tokens, ",
+              teacher.tokenizer->vocab_size(), " of them in its tokenizer, and the policy ",
+              student.vocab_size, " and ", count, "; hint: a teacher with the policy's tokenizer"));
+  for (int32_t id = 0; id < count; ++id)
+    require(bytes(tokenizer, id) == bytes(*teacher.tokenizer, id),
+            str(" has another tokenizer: token ", id, " is ",
+                excerpt(bytes(*teacher.tokenizer, id)), ", and the policy's is ",
+                excerpt(bytes(tokenizer, id)), "; hint: a teacher with the policy's tokenizer"));
+  return teacher.config;
 }
 
 std::string rate_warning(const TrainConfig& config, const ModelConfig& model) {

@@ -1,6 +1,7 @@
 // Checks and estimates a plan without training it.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "data/data_check.h"
@@ -16,12 +17,18 @@ ModelConfig model_with_head(const TrainConfig& config);
 // kWholeModel if the context of a stage's model is the largest that a trained model has.
 ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model);
 
+// The configuration of the model in the folder `reference` of a stage. Throws InputError where its
+// tokens are not those of `tokenizer`, or its head or context is smaller than that of `student`.
+ModelConfig check_teacher(const TrainConfig& config, const ModelConfig& student,
+                          const Tokenizer& tokenizer);
+
 // Warning if the learning rate is more than ten times the default, and the model a trained one of
 // at least 50M parameters (small ones learn at higher rates); empty: none.
 std::string rate_warning(const TrainConfig& config, const ModelConfig& model);
 
 struct StagePreview {
-  ModelConfig model;          // resolved, with its vocabulary
+  ModelConfig model;  // resolved, with its vocabulary
+  std::optional<ModelConfig> teacher;  // (grpo) that of the folder `reference`; nullopt: none
   DataLengths lengths;        // training data
   int64_t held_out = 0;       // problems, or tokens of text
   int64_t held_out_size = 0;  // problems there are before eval.size

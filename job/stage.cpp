@@ -163,10 +163,9 @@ void Stage::save(bool finished) {
 void Stage::write_files(const std::string& dir) {
   saved_step_ = state_.step;
   if (!is_main()) return;
-  const ReferencePolicy kept = reference();
   save_checkpoint(dir + "/checkpoints",
-                  {model(), kept.model == &model() ? nullptr : kept.model, *data().tokenizer,
-                   learner().optimizer(), state_, kept.start, &config_.data},
+                  {model(), start_.reference->saved(), *data().tokenizer, learner().optimizer(),
+                   state_, reference().start, &config_.data},
                   config_.checkpoint.keep_last);
 }
 

@@ -40,10 +40,23 @@ bool has_unit_gradients(const Tensor& w) {
   return false;
 }
 
+void head_divergence(const HeadDivergence& args) {
+  ArgumentCheck check("head_divergence");
+  check("strided [n, V] logits, teacher_logits; [T] lse, teacher_lse, divergence; [T, 5] rows",
+        args.logits, args.teacher_logits, args.lse, args.teacher_lse, args.divergence, args.rows);
+  check.require(args.begin >= 0 && args.begin + check["n"] <= check["T"],
+                "expected logits of tokens from ", args.begin, " of ", check["T"], ", got ",
+                args.logits);
+  on_device<cpu::head_divergence, cuda::head_divergence>(args.logits.device(), args);
+}
+
 void head_logit_gradients(const HeadLogitGradients& args) {
-  check_head("head_backward", args.logits, args.targets, args.begin)(
-      "[T] dlogprob, lse, entropy, dentropy?; strided any [n, V] dz", args.dlogprob, args.lse,
-      args.entropy, args.dentropy, args.dz);
+  ArgumentCheck check = check_head("head_backward", args.logits, args.targets, args.begin);
+  check("[T] dlogprob, lse, entropy, dentropy?, ddivergence?; strided any [n, V] dz", args.dlogprob,
+        args.lse, args.entropy, args.dentropy, args.ddivergence, args.dz);
+  check.require((args.divergence != nullptr) == args.ddivergence.defined() &&
+                    (args.divergence == nullptr || args.divergence->begin == args.begin),
+                "expected a divergence of the same tokens with its gradient");
   on_device<cpu::head_logit_gradients, cuda::head_logit_gradients>(args.logits.device(), args);
 }
 

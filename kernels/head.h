@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "kernels/common.h"
+#include "kernels/policy_loss.h"
 
 namespace cohort::kernels {
 
@@ -46,9 +47,22 @@ namespace cuda {
 bool has_unit_gradients(const Tensor& w);
 }  // namespace cuda
 
-// Gradients of the logits of tokens [begin, begin + n) from those of log-probs and entropies.
+// The divergence of tokens [begin, begin + n) from a teacher, see kernels/divergence.h. Equal
+// logits give exactly 0, and no gradient.
+struct HeadDivergence {
+  Tensor &divergence, &rows;               // [T]; [T, 5]: DivergenceRow, for the gradients
+  const Tensor &logits, &teacher_logits;   // [n, V], rows with any stride
+  const Tensor &lse, &teacher_lse;         // [T], as head_statistics() has them
+  int64_t begin = 0;
+  double temperature = 1;
+  DivergenceDesc desc = {};
+};
+COHORT_KERNEL(void head_divergence(const HeadDivergence& args));
+
+// Gradients of the logits of tokens [begin, begin + n) from those of log-probs, entropies and
+// divergences.
 //   dz[t, v] = (dlogprob[t] ([v = target] - p_v) - dentropy[t] p_v (log p_v + entropy[t]))
-//              / temperature
+//              / temperature + ddivergence[t] dD[t]/dz[t, v]
 struct HeadLogitGradients {
   Tensor& dz;            // [n, V], rows with any stride; bf16, or the logits themselves
   const Tensor& logits;  // [n, V], rows with any stride
@@ -56,6 +70,9 @@ struct HeadLogitGradients {
   const Tensor& targets;                              // [T] i32
   int64_t begin = 0;
   double temperature = 1;
+  // The call of head_divergence() for these tokens, and the gradient [T]; null: no divergence.
+  const HeadDivergence* divergence = nullptr;
+  Tensor ddivergence = {};
 };
 COHORT_KERNEL(void head_logit_gradients(const HeadLogitGradients& args));
 

@@ -22,8 +22,9 @@ PolicyLossStats PolicyLossStats::from(const Tensor& sums) {
 
 void policy_loss_terms(const PolicyLossTerms& args) {
   ArgumentCheck check("policy_loss");
-  check.require(args.desc.beta == 0 || args.ref_logprob.defined(), "beta is ", args.desc.beta,
-                " but there are no reference log-probs");
+  check.require(args.desc.beta == 0 || (is_divergence(args.desc.kl) ? args.divergence
+                                                                    : args.ref_logprob).defined(),
+                "beta is ", args.desc.beta, " but there are no reference log-probs");
   check.require(!args.desc.needs_sequences() || args.sequence_means.defined(),
                 "a ratio or mask of sequences needs their means");
   check.require((args.desc.entropy_coef != 0) == args.entropy.defined() &&
@@ -33,8 +34,8 @@ void policy_loss_terms(const PolicyLossTerms& args) {
                 args.desc.entropy_coef);
   check("[T] logprob, old_logprob, advantage, weight, dlogprob", args.logprob, args.old_logprob,
         args.advantage, args.weight, args.dlogprob);
-  check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?", args.ref_logprob,
-        args.sampling_logprob, args.entropy, args.dentropy);
+  check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?, divergence?", args.ref_logprob,
+        args.sampling_logprob, args.entropy, args.dentropy, args.divergence);
   check("f64 [T, 3] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
   check.require(args.begin >= 0 && args.count >= 0 && args.begin + args.count <= check["T"],
                 "tokens from ", args.begin, ", ", args.count, " of ", check["T"]);

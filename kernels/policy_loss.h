@@ -69,8 +69,17 @@ enum class ImportanceLevel : uint8_t { kToken, kSequence, kGeometric };
 enum class TrustRegion : uint8_t { kNone, kTv, kKl, kIpo };
 
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
-// exp(x) - x - 1.
-enum class KlEstimator : uint8_t { kK1, kK2, kK3 };
+// exp(x) - x - 1. The others are no estimates: the divergences of kernels/divergence.h, which are
+// summed over the vocabulary.
+enum class KlEstimator : uint8_t { kK1, kK2, kK3, kReverse, kForward, kJsd };
+constexpr bool is_divergence(KlEstimator estimator) {
+  return estimator >= KlEstimator::kReverse;
+}
+struct DivergenceDesc {
+  KlEstimator kind = KlEstimator::kReverse;
+  double jsd_weight = 0.5;  // b of jsd, between 0 and 1
+  int64_t top_k = 0;        // 0: every token is an entry of its own
+};
 
 struct PolicyLossDesc {
   static constexpr double kOff = std::numeric_limits<double>::infinity();
@@ -123,7 +132,8 @@ struct PolicyLossStats {
   // outside of the trust region with p below p_s, and above it.
   double clipped_low = 0, clipped_high = 0;
   double kl_to_old = 0;        // k3(lp - lp_old)
-  double kl_to_reference = 0;  // k3(lp_ref - lp), whatever the estimator; 0 without a reference
+  // k3(lp_ref - lp), whatever the estimator, or the divergence; 0 without a reference.
+  double kl_to_reference = 0;
   double importance = 0;       // the weights of Importance
 
   static Tensor zeros(Device device = {});
@@ -160,6 +170,9 @@ struct PolicyLossTerms {
   Tensor sequence_means = {};    // PolicySequenceMeans; needed if desc.needs_sequences()
   // For an entropy bonus, else undefined: the entropies [T], and the gradient of the loss [T].
   Tensor entropy = {}, dentropy = {};
+  // Divergences [T] in place of estimates of the KL: needed if is_divergence(desc.kl) and beta > 0.
+  // Their gradients are the caller's.
+  Tensor divergence = {};
 };
 COHORT_KERNEL(void policy_loss_terms(const PolicyLossTerms& args));
 

@@ -47,10 +47,9 @@ COHORT_HD inline ValueAndSlope kl_estimate(KlEstimator estimator, double x) {
       return k1(x);
     case KlEstimator::kK2:
       return k2(x);
-    case KlEstimator::kK3:
-      break;
+    default:
+      return k3(x);
   }
-  return k3(x);
 }
 
 // The larger of two deviations, NaN if one is.
@@ -292,7 +291,8 @@ struct SequenceLogRatios {
 // The tensors of a call as pointers; those that may be undefined may be null.
 template <class T>
 struct PolicyTokens {
-  const T *logprob, *old_logprob, *ref_logprob, *sampling_logprob, *advantage, *weight, *entropy;
+  const T *logprob, *old_logprob, *ref_logprob, *sampling_logprob, *advantage, *weight, *entropy,
+      *divergence;
   const SequenceMeans* sequence_means;
   PolicyTerms* terms;
   T *dlogprob, *dentropy;
@@ -306,6 +306,7 @@ struct PolicyTokens {
         advantage(args.advantage.data<T>()),
         weight(args.weight.data<T>()),
         entropy(data_or_null<T>(args.entropy)),
+        divergence(data_or_null<T>(args.divergence)),
         sequence_means(args.sequence_means.defined()
                            ? static_cast<const SequenceMeans*>(args.sequence_means.raw())
                            : nullptr),
@@ -347,6 +348,11 @@ struct PolicyTokens {
       if (ref_logprob != nullptr) {
         const TokenLoss kl = penalty(token, static_cast<double>(ref_logprob[t]), desc, out.stats);
         sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
+      }
+      if (divergence != nullptr) {
+        const auto value = static_cast<double>(divergence[t]);
+        out.stats.kl_to_reference += value;
+        sum.loss += desc.beta * value;
       }
       if (desc.old_kl_coef != 0) {
         const TokenLoss kl = old_penalty(token, static_cast<double>(sampling_logprob[t]), desc);

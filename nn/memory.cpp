@@ -100,7 +100,17 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                      .optimizer_workspace = shape.optimizer_workspace,
                      .releases_cache = shape.device.is_cuda()};
   measure_update(c, dtype, shape, out);
-  if (shape.reference == MemoryShape::Reference::kHeld) out.reference = out.parameters;
+  if (shape.reference)
+    out.reference = DryModel(*shape.reference, dtype, 0, 1, shape.device).model_bytes;
+  if (shape.distills) {  // its hidden states and its logits
+    const int64_t tokens = shape.micro_batch_tokens,
+                  width = shape.reference ? shape.reference->d_model : c.d_model,
+                  vocab = std::max(c.vocab_size, shape.reference ? shape.reference->vocab_size : 0);
+    out.workspace += tokens * width * static_cast<int64_t>(dtype_size(dtype)) +
+                     head_chunk(c, tokens, shape.device) *
+                         kernels::head_rows(vocab, shape.device) *
+                         static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
+  }
   if (shape.rollout_sequences > 0) {
     KVCacheConfig cache{.num_layers = c.num_layers,
                         .num_kv_heads = c.num_kv_heads,

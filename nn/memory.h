@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "nn/transformer.h"
 
@@ -36,7 +37,9 @@ struct MemoryShape {
   int64_t rollout_length = 0;      // maximum tokens per sequence
   int64_t rollout_prefill_tokens = 0;
   int64_t max_cache_tokens = 0;  // limit of the cache, at least a sequence's; 0: none
-  enum class Reference { kNone, kHeld } reference = Reference::kNone;
+  // A model that is held beside the one in training; nullopt: none.
+  std::optional<ModelConfig> reference = {};
+  bool distills = false;  // the head holds logits of the reference beside its own
   int64_t optimizer = 0, optimizer_workspace = 0;  // bytes: OptimizerBytes::memory and workspace
   Device device = {};
 };

@@ -47,8 +47,7 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
           {.min = 0.01, .max = 100});
   v.field("sapo_tau_neg", sapo_tau_neg, "(sapo) temperature where A < 0",
           {.min = 0.01, .max = 100});
-  v.field("beta", beta, "weight of the KL to the start model, with lora to `reference`; 0: none",
-          {.min = 0});
+  v.field("beta", beta, "weight of the KL to `reference`; 0: none", {.min = 0});
   v.field("kl_target", kl_target,
           "value to which beta, adapted after each step, steers the metric kl (Ziegler et al. "
           "2019); none: beta is fixed",
@@ -58,12 +57,25 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
   v.choice("kl_in", kl_in, kKlPlaces,
            "beta KL is a term of the loss, or subtracted from rewards, summed over the tokens");
   v.choice("kl_estimator", kl_estimator, kKlEstimators,
-           "estimate of the KL from x = lp_ref - lp: k1: -x; k2: x^2 / 2; k3: exp(x) - x - 1");
+           "estimate of the KL from x = lp_ref - lp: k1: -x; k2: x^2 / 2; k3: exp(x) - x - 1; or "
+           "the divergence over the whole vocabulary: reverse: KL(policy, ref); forward: KL(ref, "
+           "policy); jsd: to a mixture of both");
+  v.field("jsd_weight", jsd_weight,
+          "(jsd) weight b of b KL(ref, m) + (1 - b) KL(policy, m), m = (1 - b) policy + b ref",
+          {.min = 1e-3, .max = 0.999});
+  v.field("kl_top_k", kl_top_k,
+          "(reverse, forward, jsd) only the reference's likeliest tokens are told apart, the rest "
+          "is one; 0: all, which is faster",
+          {.min = 0});
   v.field("kl_unbiased", kl_unbiased,
           "the KL's gradient is that of its mean under the policy, with the ratio as weight");
-  v.choice("reference", reference, kReferenceTypes,
-           "(with lora) what beta refers to: base: the model without adapters; start: with those "
-           "of the stage's start");
+  v.field("reference", reference,
+          "what beta refers to: base: the stage's start, with lora the model without adapters; "
+          "start: with lora, those of the stage's start; policy: the policy itself, which reads "
+          "reference_prompt; or the folder of a model, a teacher");
+  v.field("reference_prompt", reference_prompt,
+          "template of the prompt that the reference reads, over a problem's fields and {prompt}, "
+          "the prompt or last message of the user; empty: the policy's prompt");
   v.field("ref_sync_every", ref_sync_every,
           "steps between moves of the reference towards the policy; 0: it never moves", {.min = 0});
   v.field("ref_sync_alpha", ref_sync_alpha,
@@ -152,6 +164,12 @@ void GrpoConfig::visit_updates(ConfigVisitor& v) {
           "control experiment: advantages of random other completions");
 }
 
+ReferenceType GrpoConfig::reference_type() const {
+  for (const auto& [value, name] : kReferenceTypes)
+    if (reference == name) return value;
+  return ReferenceType::kFolder;
+}
+
 void GrpoConfig::apply_preset() {
   const PresetEntry& entry = entry_of(kPresets, preset);
   read_config(*this, parse_yaml(str("{", entry.keys, "}"), std::string(preset)));
@@ -220,6 +238,7 @@ void GrpoConfig::validate() const {
     throw InputError(
         "kl_in: the KL is subtracted from the sum of the rewards, which "
         "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
+  validate_reference();
   if (penalizes_rewards() && kl_unbiased)
     throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
   if (baseline != Baseline::kGroup && dynamic_sampling_rounds > 0)
@@ -245,6 +264,31 @@ void GrpoConfig::validate() const {
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
                          *delta, "; hint: a larger delta, or a smaller epsilon_high"));
+}
+
+void GrpoConfig::validate_reference() const {
+  const ReferenceType type = reference_type();
+  const char* estimator = entry_of(kKlEstimators, kl_estimator).name;
+  if (reference.empty())
+    throw InputError("reference: expected base, start, policy or the folder of a model");
+  if (kernels::is_divergence(kl_estimator) && penalizes_rewards())
+    throw InputError(str("kl_in: reward subtracts an estimate of the KL at sampled tokens, and ",
+                         estimator, " is none; hint: kl_in=loss, or kl_estimator=k1"));
+  if (kernels::is_divergence(kl_estimator) && kl_unbiased)
+    throw InputError(str("kl_unbiased: corrects the gradient of an estimate, and ", estimator,
+                         " is none; hint: leave it out"));
+  if (type == ReferenceType::kPolicy && beta > 0 && reference_prompt.empty())
+    throw InputError(
+        "reference: policy is the policy itself, whose divergence from itself is 0; hint: "
+        "reference_prompt=TEMPLATE, of a prompt with more than the policy's");
+  if (type == ReferenceType::kPolicy && beta > 0 && updates_per_step() > 1)
+    throw InputError(
+        "reference: policy is that of the step, and later updates of a step have moved away from "
+        "it; hint: num_minibatches=1 and num_iterations=1, or reference=start");
+  if (ref_sync_every > 0 && type >= ReferenceType::kPolicy)
+    throw InputError(
+        str("ref_sync_every: moves the start of a stage towards the policy, and reference is ",
+            reference, "; hint: leave it out, or reference=start"));
 }
 
 std::vector<std::string> GrpoConfig::advice() const {
@@ -293,6 +337,12 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted) const {
   without_kl("reference", given(&GrpoConfig::reference));
   without_kl("kl_estimator", given(&GrpoConfig::kl_estimator));
   without_kl("kl_unbiased", kl_unbiased);
+  without_kl("reference_prompt", !reference_prompt.empty());
+  warn_if(kl_estimator != KlEstimator::kJsd && jsd_weight != GrpoConfig().jsd_weight,
+          "jsd_weight: belongs to kl_estimator: jsd; hint: leave it out");
+  warn_if(!kernels::is_divergence(kl_estimator) && kl_top_k > 0,
+          "kl_top_k: does nothing with an estimate of the KL; hint: kl_estimator=reverse, or leave "
+          "it out");
   without_kl("ref_sync_every", ref_sync_every > 0);
   warn_if(ref_sync_every == 0 && ref_sync_alpha != GrpoConfig().ref_sync_alpha,
           "ref_sync_alpha: does nothing with ref_sync_every: 0; hint: ref_sync_every=512, or leave "

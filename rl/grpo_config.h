@@ -57,6 +57,9 @@ inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
     {kernels::KlEstimator::kK1, "k1"},
     {kernels::KlEstimator::kK2, "k2"},
     {kernels::KlEstimator::kK3, "k3"},
+    {kernels::KlEstimator::kReverse, "reverse"},
+    {kernels::KlEstimator::kForward, "forward"},
+    {kernels::KlEstimator::kJsd, "jsd"},
 };
 
 inline constexpr EnumName<kernels::RatioLevel> kRatioLevels[] = {
@@ -114,11 +117,14 @@ enum class Baseline : uint8_t { kGroup, kBatch, kNone };
 inline constexpr EnumName<Baseline> kBaselines[] = {
     {Baseline::kGroup, "group"}, {Baseline::kBatch, "batch"}, {Baseline::kNone, "none"}};
 
-// The reference policy of a model with adapters: the base without them, or those of the stage's
-// start.
-enum class ReferenceType : uint8_t { kBase, kStart };
+// The policy that beta refers to: the model at the stage's start, where it has adapters without
+// them (kBase) or with those of the start; the policy itself without a gradient; the model in a
+// folder, a teacher.
+enum class ReferenceType : uint8_t { kBase, kStart, kPolicy, kFolder };
+// The names; any other text is a folder.
 inline constexpr EnumName<ReferenceType> kReferenceTypes[] = {{ReferenceType::kBase, "base"},
-                                                              {ReferenceType::kStart, "start"}};
+                                                              {ReferenceType::kStart, "start"},
+                                                              {ReferenceType::kPolicy, "policy"}};
 
 // Published algorithms as defaults of other keys. A new preset is a line in kPresets: its name in a
 // configuration, and the keys that it sets, in YAML. docs/grpo.md has their papers and what
@@ -150,6 +156,7 @@ inline constexpr PresetEntry kPresets[] = {
      "epsilon: 1, epsilon_high: 1e9, trust_region: tv, old_kl_coef: 1e-3, scale_rewards: none"},
     {"dppo", "surrogate: cispo, epsilon: 1, epsilon_high: 19, trust_region: tv"},
     {"vespo", "surrogate: vespo"},
+    {"opd", "beta: 1, kl_estimator: reverse"},
 };
 
 struct GrpoConfig {
@@ -166,7 +173,11 @@ struct GrpoConfig {
   KlPlace kl_in = KlPlace::kLoss;
   kernels::KlEstimator kl_estimator = kernels::KlEstimator::kK3;
   bool kl_unbiased = false;
-  ReferenceType reference = ReferenceType::kBase;  // used with adapters
+  double jsd_weight = 0.5;
+  int64_t kl_top_k = 0;
+  std::string reference = "base";  // a name of kReferenceTypes, or a folder
+  // A template over a problem's fields; empty: the reference reads the policy's prompts.
+  std::string reference_prompt;
   // After every ref_sync_every-th step, ref = ref_sync_alpha policy + (1 - ref_sync_alpha) ref.
   int64_t ref_sync_every = 0;
   double ref_sync_alpha = 0.6;
@@ -196,6 +207,12 @@ struct GrpoConfig {
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v);
+  ReferenceType reference_type() const;
+  // True if the reference is a teacher whose whole distribution is learned, so that no reward is
+  // needed.
+  bool distills() const {
+    return beta > 0 && kl_in == KlPlace::kLoss && kernels::is_divergence(kl_estimator);
+  }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
   // True if completions with an advantage of 0 change the update; those with old_kl_coef do where
@@ -211,6 +228,7 @@ struct GrpoConfig {
   // Sets the keys of `preset`.
   void apply_preset();
   kernels::PolicyLossDesc loss_desc() const;
+  kernels::DivergenceDesc divergence_desc() const { return {kl_estimator, jsd_weight, kl_top_k}; }
   // Throws InputError naming the keys that contradict each other.
   void validate() const;
   // One line per key that has no effect, or not the one that its name suggests. `restricted`: the
@@ -220,6 +238,7 @@ struct GrpoConfig {
   std::vector<std::string> advice() const;
 
  private:
+  void validate_reference() const;
   void visit_loss(ConfigVisitor& v);
   void visit_advantages(ConfigVisitor& v);
   void visit_updates(ConfigVisitor& v);

@@ -10,7 +10,8 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 }
 
 HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const PolicyBatch& batch,
-                   const GrpoConfig& config, double temperature, bool on_policy) {
+                   const GrpoConfig& config, double temperature, bool on_policy,
+                   std::optional<HeadTeacher> teacher) {
   return policy_loss(hidden, head, batch.targets,
                      {.old_logprob = batch.old_logprob,
                       .ref_logprob = batch.ref_logprob,
@@ -18,7 +19,8 @@ HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const Policy
                       .weight = batch.weight,
                       .sampling_logprob = batch.sampling_logprob,
                       .segments = batch.segments,
-                      .on_policy = on_policy},
+                      .on_policy = on_policy,
+                      .teacher = std::move(teacher)},
                      config.loss_desc(), {.temperature = temperature});
 }
 

@@ -11,9 +11,10 @@ namespace cohort {
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature, Adapters adapters = Adapters::kOn);
 // Contribution of this micro batch to the step's loss, with sums for metrics: the policy loss of
-// its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`. `on_policy`:
-// see PolicyLossInputs.
+// its targets under the softmax of `hidden` [L, C] and `head` [V, C] at `temperature`. `on_policy`
+// and `teacher`: see PolicyLossInputs.
 HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const PolicyBatch& batch,
-                   const GrpoConfig& config, double temperature, bool on_policy = false);
+                   const GrpoConfig& config, double temperature, bool on_policy = false,
+                   std::optional<HeadTeacher> teacher = {});
 
 }  // namespace cohort

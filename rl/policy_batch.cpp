@@ -35,10 +35,35 @@ double token_weight(LossType type, const StepTotals& totals, int64_t length,
   return 1 / entry_of(kLossTypes, type).denominator(sizes);
 }
 
+namespace {
+
+// The sequence that the reference reads.
+TokenSequence reference_sequence(const PolicySequence& s) {
+  TokenSequence out = s;
+  const auto first = std::ranges::find(s.loss_mask.begin() + 1, s.loss_mask.end(), 1);
+  const auto begin = first - s.loss_mask.begin();
+  out.tokens = s.reference_prompt;
+  out.tokens.insert(out.tokens.end(), s.tokens.begin() + begin, s.tokens.end());
+  out.loss_mask.assign(s.reference_prompt.size(), 0);
+  out.loss_mask.insert(out.loss_mask.end(), first, s.loss_mask.end());
+  if (s.prefix > 0) out.prefix = std::ssize(s.reference_prompt) - 1;
+  return out;
+}
+
+}  // namespace
+
 Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDesc& desc) {
-  std::vector<TokenSequence> tokens;
-  for (PolicySequence& s : sequences) tokens.push_back(static_cast<TokenSequence&&>(s));
-  const std::vector<size_t> begins = split_micro_batches(tokens, desc.micro_batch_tokens);
+  // Micro batches hold the longer of what policy and reference read.
+  std::vector<TokenSequence> tokens, references, longer;
+  for (PolicySequence& s : sequences) {
+    if (!s.reference_prompt.empty()) references.push_back(reference_sequence(s));
+    tokens.push_back(static_cast<TokenSequence&&>(s));
+    if (references.empty()) continue;
+    const bool is_longer = references.back().tokens.size() > tokens.back().tokens.size();
+    longer.push_back(is_longer ? references.back() : tokens.back());
+  }
+  const std::vector<size_t> begins =
+      split_micro_batches(references.empty() ? tokens : longer, desc.micro_batch_tokens);
   Minibatch out(begins.size() - 1);
   parallel_try(static_cast<int64_t>(out.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
@@ -68,6 +93,8 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
     };
     PolicyBatch& batch = out[b];
     static_cast<PackedBatch&>(batch) = pack(std::span(tokens).subspan(begin, end - begin));
+    if (!references.empty())
+      batch.reference = pack(std::span(references).subspan(begin, end - begin));
     batch.old_logprob = column(old_logprob);
     batch.advantage = column(advantage);
     batch.weight = column(weight);
@@ -100,6 +127,7 @@ void unpack_log_probs(std::span<const PolicyBatch> batches, std::span<PolicySequ
 PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
   PolicyBatch out;
   static_cast<PackedBatch&>(out) = model.to_device(batch);
+  if (batch.reference) out.reference = model.to_device(*batch.reference);
   for (const auto column :
        {&PolicyBatch::old_logprob, &PolicyBatch::advantage, &PolicyBatch::weight,
         &PolicyBatch::ref_logprob, &PolicyBatch::sampling_logprob})

@@ -171,8 +171,6 @@ std::optional<std::string> AnswerFinder::find(std::string_view text) const {
 
 RewardSet::RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
                      const std::shared_ptr<ExternalReward>& running) {
-  if (configs.empty())
-    throw InputError("rewards: the list is empty; hint: name at least one, as in {name: task}");
   std::vector<std::shared_ptr<ExternalReward>> programs;
   if (running != nullptr) programs.push_back(running);
   const auto programs_of = [&](const RewardConfig& config) -> std::shared_ptr<ExternalReward> {
@@ -275,7 +273,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     }
     std::vector<double> values;
     for (const std::vector<double>& each : scores.each) values.push_back(each[s]);
-    scores.total[s] = weighted_sum(weights_, values);
+    scores.total[s] = weights_.empty() ? 0 : weighted_sum(weights_, values);
     require_finite(scores.total[s], "total");
   }
   for (size_t k = 0; k < names_.size(); ++k)

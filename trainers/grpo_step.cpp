@@ -35,28 +35,53 @@ void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const Grpo
   learner.within_memory(config.batch.micro_batch(), pack, work);
 }
 
-// Sets one column of all micro batches to the log-probs under `model`, within memory.
+// Calls fn() while the learner has the adapters of `policy`, without gradients.
+void with_adapters(Learner& learner, const ReferencePolicy& policy,
+                   const std::function<void()>& fn) {
+  NoGradGuard no_grad;
+  Transformer& trained = learner.model();
+  std::vector<Tensor> own;  // adapters in whose place the policy has others
+  const OnExit restore([&] {
+    if (!own.empty()) trained.set_adapters(own);
+  });
+  if (policy.start != nullptr) {
+    own = trained.adapters();
+    trained.set_adapters(*policy.start);
+  }
+  fn();
+}
+
+// Sets one column of all micro batches to the log-probs under `policy`, within memory.
 void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate> updates,
                    const GrpoSections& config, Tensor PolicyBatch::*column,
                    const ReferencePolicy& policy) {
   const auto set = [&] {
-    NoGradGuard no_grad;
-    Transformer& trained = learner.model();
-    std::vector<Tensor> own;  // adapters in whose place the policy has others
-    const OnExit restore([&] {
-      if (!own.empty()) trained.set_adapters(own);
-    });
-    if (policy.start != nullptr) {
-      own = trained.adapters();
-      trained.set_adapters(*policy.start);
-    }
     for (PolicyUpdate& update : updates)
       for (PolicyBatch& batch : update.batches)
         batch.*column =
-            policy_log_probs(*policy.model, batch, config.sampling.temperature, policy.adapters)
+            policy_log_probs(*policy.model, policy.prompt ? batch.of_reference() : batch,
+                             config.sampling.temperature, policy.adapters)
                 .logprob.value();
   };
-  within_memory(learner, updates, config, [&] { on_all_ranks(comm, set); });
+  within_memory(learner, updates, config,
+                [&] { on_all_ranks(comm, [&] { with_adapters(learner, policy, set); }); });
+}
+
+// The reference as the teacher of a micro batch; nullopt without a divergence from one.
+std::optional<HeadTeacher> teacher_of(Learner& learner, const PolicyBatch& batch,
+                                      const GrpoConfig& config, const ReferencePolicy& reference) {
+  if (!config.distills()) return {};
+  HeadTeacher out{.desc = config.divergence_desc()};
+  with_adapters(learner, reference, [&] {
+    const Transformer& model = *reference.model;
+    out.x = model
+                .hidden_at_targets(batch.of_reference(),
+                                   {.mode = Mode::kEval, .adapters = reference.adapters})
+                .value();
+    out.w = model.head().weight.value();
+    out.bias = model.head().bias.value();
+  });
+  return out;
 }
 
 // The log of the ratio of each target of this rank in the first `limit` micro batches of each
@@ -230,6 +255,7 @@ std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> g
 
 // The sequence of a completion with a reward.
 PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double least_entropy,
+                           const std::vector<int32_t>& reference_prompt,
                            const GrpoSections& config) {
   PolicySequence out = policy_sequence(c, advantage);
   for (size_t t = 0, turn = 0; t < c.tokens.size() && !c.turn_advantages.empty(); ++t) {
@@ -242,6 +268,7 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
     out.prefix = c.prompt_length - 1;
   }
   if (count_loss_tokens(c, config.grpo) == 0) out.loss_mask.assign(out.tokens.size(), 0);
+  if (!reference_prompt.empty() && out.num_targets() > 0) out.reference_prompt = reference_prompt;
   if (config.grpo.needs_sampling_log_probs()) out.sampling_logprob = c.sampling_logprobs;
   if (config.grpo.top_entropy_quantile < 1)
     for (const double entropy : c.entropies) out.surrogate_mask.push_back(entropy >= least_entropy);
@@ -265,12 +292,15 @@ bool has_exact_ratios(const kernels::PolicyLossStats& stats) {
 // One optimiser update on a minibatch. `on_policy`: the weights are those that sampled. `accept`:
 // see Learner::update().
 Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoSections& config,
-                          bool on_policy, double learning_rate, const Learner::Accept& accept) {
+                          const ReferencePolicy& reference, bool on_policy, double learning_rate,
+                          const Learner::Accept& accept) {
   const Transformer& model = learner.model();
   const auto loss_of = [&](int64_t i) {
     const PolicyBatch& batch = minibatch.batches[static_cast<size_t>(i)];
+    // Before the policy's activations are there.
+    std::optional<HeadTeacher> teacher = teacher_of(learner, batch, config.grpo, reference);
     return grpo_loss(model.hidden_at_targets(batch, {.mode = Mode::kEval}), model.head(), batch,
-                     config.grpo, config.sampling.temperature, on_policy);
+                     config.grpo, config.sampling.temperature, on_policy, std::move(teacher));
   };
   Learner::Update out;
   within_memory(learner, {&minibatch, 1}, config, [&] {
@@ -464,9 +494,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   double packing_time = 0;
   if (out.rewarded_count > 0) {
     std::vector<PolicyUpdate> minibatches =
-        pack_minibatches(in.comm, in.learner, groups, advantages, config);
+        pack_minibatches(in.comm, in.learner, groups, advantages, config, in.reference);
     packing_time = clock.lap("packing");
-    if (in.reference.model != nullptr)
+    if (in.reference.model != nullptr && !config.grpo.distills())
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
                     in.reference);
     if (config.grpo.penalizes_rewards()) {
@@ -478,7 +508,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         for (PolicySequence& s : update.sequences)
           std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
-    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step);
+    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step,
+                            in.reference);
   }
   const double update_time = clock.lap("update");
   if (in.journal != nullptr) in.journal->end(in, groups);
@@ -523,7 +554,8 @@ void PolicyUpdate::unpack() {
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
-                                           const GrpoSections& config) {
+                                           const GrpoSections& config,
+                                           const ReferencePolicy& reference) {
   const int64_t parts = config.grpo.num_minibatches;
   const double least_entropy =
       config.grpo.top_entropy_quantile < 1 ? entropy_threshold(comm, groups, config) : 0;
@@ -532,11 +564,14 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
   for (int64_t m = 0; m < parts; ++m) {
     std::vector<PolicySequence> sequences;
     const int64_t end = config.batch.prompts_per_step * (m + 1) / parts;  // prompts of the step
-    for (; group != groups.end() && group->index < end; ++group)
+    for (; group != groups.end() && group->index < end; ++group) {
+      std::vector<int32_t> prompt;
+      if (reference.prompt) prompt = reference.prompt(group->example);
       for (const ScoredCompletion& c : group->completions)
         if (!std::isnan(c.reward))
-          sequences.push_back(
-              sequence_of(c, advantages[static_cast<size_t>(c.index)], least_entropy, config));
+          sequences.push_back(sequence_of(c, advantages[static_cast<size_t>(c.index)],
+                                          least_entropy, prompt, config));
+    }
     StepTotals totals = count_totals(sequences);
     reduce_in_place(comm, {&totals.sequences, &totals.tokens});
     // No update at all: even with a zero gradient AdamW's decay and momentum would move the
@@ -559,7 +594,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
 
 UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
-                         double learning_rate, int64_t step) {
+                         double learning_rate, int64_t step, const ReferencePolicy& reference) {
   UpdateSums sums;
   const auto correct_log_probs = [&](double deviation) {
     reduce_in_place(comm, {&deviation}, Reduce::kMax);
@@ -587,7 +622,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
     for (PolicyUpdate& minibatch : minibatches) {
       const bool on_policy = iteration == 0 && &minibatch == &minibatches.front();
       const auto update = [&](const Learner::Accept& accept) {
-        return update_on(learner, minibatch, config, on_policy, learning_rate, accept);
+        return update_on(learner, minibatch, config, reference, on_policy, learning_rate, accept);
       };
       Learner::Update done =
           update(on_policy && sums.ratio_deviation == 0 ? has_exact_ratios : nullptr);

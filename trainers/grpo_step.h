@@ -25,6 +25,8 @@ struct ReferencePolicy {
   Adapters adapters = Adapters::kOn;   // kOff: the learner's base
   // Transformer::adapters() to use in place of the learner's; nullptr: none.
   const std::vector<Tensor>* start = nullptr;
+  // Tokens of the prompt that it reads for a problem; empty: the policy's.
+  std::function<std::vector<int32_t>(const Example&)> prompt = {};
 };
 // The reference follows the policy (Gorbatovski et al. 2024, as TRL's sync_ref_model): reference =
 // alpha policy + (1 - alpha) reference in place, in the accumulation dtype, rounded once. Tensors
@@ -105,11 +107,13 @@ struct PolicyUpdate {
 
 // The optimiser updates of a step, after balance(), packed. An update without a token in the loss
 // mask of any rank is left out. `advantages`: those of all completions of the step, by their index;
-// with credit: turn those of the turns that the groups have count.
+// with credit: turn those of the turns that the groups have count. `reference`: its prompts are
+// packed too.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
-                                           const GrpoSections& config);
+                                           const GrpoSections& config,
+                                           const ReferencePolicy& reference = {});
 
 // num_iterations passes over the minibatches. Before the first update the weights are those that
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other
@@ -117,9 +121,10 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
 // recorded log-probs are wrong: they are recomputed for all minibatches before the update is made.
 // Every config.grpo.kl_check_every steps UpdateSums::step_kl is measured after the last update, on
 // each rank's first micro batch. All of it is within memory (Learner::within_memory()): minibatches
-// may be packed anew.
+// may be packed anew. `reference`: needed if config.grpo.distills().
 UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
-                         double learning_rate, int64_t step = 0);
+                         double learning_rate, int64_t step = 0,
+                         const ReferencePolicy& reference = {});
 
 }  // namespace cohort

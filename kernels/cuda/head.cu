@@ -4,11 +4,13 @@
 #include "kernels/head.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/row_softmax.cuh"
 #include "kernels/cuda/sm90/cluster.cuh"
 #include "kernels/cuda/sm90/tma.cuh"
+#include "kernels/divergence.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -57,29 +59,168 @@ struct LogitGrad {
   }
 };
 
+// The tokens of a chunk and those of their teacher.
+struct Divergence {
+  float* divergence;
+  DivergenceRow<float>* rows;
+  const float *logits, *teacher_logits, *lse, *teacher_lse, *ddivergence;
+  int64_t stride, teacher_stride;
+  float inverse_temperature;
+  DivergenceDesc desc;
+
+  explicit Divergence(const HeadDivergence& args, const Tensor& gradient = {})
+      : divergence(pointer<float>(args.divergence) + args.begin),
+        rows(static_cast<DivergenceRow<float>*>(args.rows.raw()) + args.begin),
+        logits(pointer<float>(args.logits)),
+        teacher_logits(pointer<float>(args.teacher_logits)),
+        lse(pointer<float>(args.lse) + args.begin),
+        teacher_lse(pointer<float>(args.teacher_lse) + args.begin),
+        ddivergence(gradient.defined() ? pointer<float>(gradient) + args.begin : nullptr),
+        stride(args.logits.strides()[0]),
+        teacher_stride(args.teacher_logits.strides()[0]),
+        inverse_temperature(static_cast<float>(1 / args.temperature)),
+        desc(args.desc) {}
+};
+
+// One row of them, with the gradient of its divergence over the temperature.
+struct DivergenceOfRow {
+  const float* teacher;
+  float inverse_temperature, lse, teacher_lse, scale;
+  DivergenceRow<float> row;
+  DivergenceDesc desc;
+
+  __device__ DivergenceOfRow(const Divergence& all, int64_t t)
+      : teacher(all.teacher_logits + t * all.teacher_stride),
+        inverse_temperature(all.inverse_temperature),
+        lse(all.lse[t]),
+        teacher_lse(all.teacher_lse[t]),
+        scale(all.ddivergence != nullptr ? all.ddivergence[t] * inverse_temperature : 0),
+        desc(all.desc) {
+    if (all.ddivergence != nullptr) row = all.rows[t];
+  }
+  __device__ DivergenceEntry<float> entry(float logit, float teacher_logit) const {
+    return {logit * inverse_temperature - lse, teacher_logit * inverse_temperature - teacher_lse};
+  }
+  __device__ float gradient(float logit, float teacher_logit, int64_t v) const {
+    return scale * divergence_gradient(row, entry(logit, teacher_logit),
+                                       is_likely(row, teacher_logit, v), desc);
+  }
+};
+
+// Sets the top_k likeliest tokens of a row by a radix select over their ranks, logit first and then
+// id, eight bits at a time. Called by all threads of a block.
+__device__ void find_likely(const float* logits, int64_t vocab, int64_t top_k,
+                            DivergenceRow<float>& row) {
+  __shared__ unsigned counts[256];
+  __shared__ int64_t shared_left;
+  __shared__ unsigned long long shared_found;
+  // Descends with the rank.
+  const auto key_of = [](float logit, int64_t id) {
+    const unsigned bits = __float_as_uint(logit + 0.0f);  // maps -0 to 0
+    const unsigned ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+    return static_cast<unsigned long long>(ascending) << 32 | ~static_cast<unsigned>(id);
+  };
+  unsigned long long found = 0;
+  int64_t left = top_k;
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    if (threadIdx.x < 256) counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t v = threadIdx.x; v < vocab; v += kRowThreads) {
+      const unsigned long long key = key_of(logits[v], v);
+      if (shift == 56 || key >> (shift + 8) == found) atomicAdd(&counts[key >> shift & 255], 1u);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int digit = 255;
+      for (; digit > 0 && counts[digit] < left; --digit) left -= counts[digit];
+      shared_left = left;
+      shared_found = found << 8 | static_cast<unsigned>(digit);
+    }
+    __syncthreads();
+    found = shared_found;
+    left = shared_left;
+  }
+  const auto ascending = static_cast<unsigned>(found >> 32);
+  row.least = __uint_as_float(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending);
+  row.last_id = static_cast<float>(~static_cast<unsigned>(found));  // exact below 2^24
+}
+
+// One block per token.
+__global__ void __launch_bounds__(kRowThreads) divergence_kernel(Divergence all, int64_t vocab) {
+  __shared__ double scratch[4][kRowWarps];
+  const int64_t t = blockIdx.x;
+  DivergenceOfRow of(all, t);
+  if (all.desc.top_k > 0 && all.desc.top_k < vocab)
+    find_likely(of.teacher, vocab, all.desc.top_k, of.row);
+  const float* logits = all.logits + t * all.stride;
+  DivergenceTerms sum;
+  double others_p = 0, others_q = 0;
+  for (int64_t first = 4 * threadIdx.x; first < vocab; first += kRowTile) {
+    const Pack<float, 4> z = load_logits(logits, first, vocab),
+                         q = load_logits(of.teacher, first, vocab);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + i >= vocab) continue;
+      const DivergenceEntry<float> entry = of.entry(z.v[i], q.v[i]);
+      if (is_likely(of.row, q.v[i], first + i)) {
+        const DivergenceTerms more = entry.terms(all.desc);
+        sum.divergence += more.divergence;
+        sum.to_mixture += more.to_mixture;
+      } else {
+        others_p += static_cast<double>(entry.p);
+        others_q += static_cast<double>(entry.q);
+      }
+    }
+  }
+  const auto reduce = [&](double x, int i) { return block_reduce<kRowThreads>(x, scratch[i], Plus{}); };
+  sum = {reduce(sum.divergence, 0), reduce(sum.to_mixture, 1)};
+  others_p = reduce(others_p, 2);
+  others_q = reduce(others_q, 3);
+  if (threadIdx.x > 0) return;
+  all.divergence[t] = finish_divergence(of.row, sum, others_p, others_q, all.desc);
+  all.rows[t] = of.row;
+}
+
+// Adds nothing to the gradients of a row.
+struct NoDivergence {
+  __device__ NoDivergence(const NoDivergence&, int64_t) {}
+  NoDivergence() = default;
+};
+
 // Writes the gradients of logits [begin, end), kN elements per access. dz may alias the logits.
-template <int kN, class T>
+// Row: DivergenceOfRow or NoDivergence.
+template <int kN, class T, class Row>
 __device__ void write_range(T* dz, const float* logits, int64_t begin, int64_t end,
-                            const LogitGrad& grad) {
+                            const LogitGrad& grad, const Row& row) {
   constexpr int kLoad = kN == 1 ? 1 : 4;
+  constexpr bool kTaught = std::is_same_v<Row, DivergenceOfRow>;
   for (int64_t v = begin + kN * threadIdx.x; v < end; v += kN * kRowThreads) {
     // A 16-byte pack of T corresponds to one access of f32 logits, or two if T is bf16.
-    Pack<float, kLoad> z[kN / kLoad];
+    Pack<float, kLoad> z[kN / kLoad], teacher[kN / kLoad];
     Pack<T, kN> out;
 #pragma unroll
-    for (int i = 0; i < kN / kLoad; ++i) z[i] = load_pack<kLoad>(logits + v + i * kLoad);
+    for (int i = 0; i < kN / kLoad; ++i) {
+      z[i] = load_pack<kLoad>(logits + v + i * kLoad);
+      if constexpr (kTaught) teacher[i] = load_pack<kLoad>(row.teacher + v + i * kLoad);
+    }
 #pragma unroll
-    for (int i = 0; i < kN; ++i) out.v[i] = from_float<T>(grad(z[i / kLoad].v[i % kLoad], v + i));
+    for (int i = 0; i < kN; ++i) {
+      const float logit = z[i / kLoad].v[i % kLoad];
+      float dz = grad(logit, v + i);
+      if constexpr (kTaught) dz += row.gradient(logit, teacher[i / kLoad].v[i % kLoad], v + i);
+      out.v[i] = from_float<T>(dz);
+    }
     store_pack(dz + v, out);
   }
 }
 
 // One block per token computes the gradients of its row of logits, from the logits and the
 // statistics of the forward; no reduction is needed. f32 gradients overwrite the logits in place.
-template <class T>
+// Rows: Divergence or NoDivergence, whose row is Row.
+template <class Row, class T, class Rows>
 __global__ void __launch_bounds__(kRowThreads)
     logits_backward_kernel(T* dz, int64_t dz_stride, const float* logits, int64_t stride,
-                           TokenGrads tokens, int64_t vocab, float inverse_temperature) {
+                           TokenGrads tokens, int64_t vocab, float inverse_temperature, Rows rows) {
   const int64_t t = blockIdx.x;
   dz += t * dz_stride;
   logits += t * stride;
@@ -90,10 +231,13 @@ __global__ void __launch_bounds__(kRowThreads)
                        .dentropy = tokens.dentropy != nullptr ? tokens.dentropy[t] : 0,
                        .target = tokens.targets[t]};
   // Rows without padding may be unaligned.
-  const auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
+  auto bits = reinterpret_cast<uintptr_t>(dz) | reinterpret_cast<uintptr_t>(logits);
+  const Row row(rows, t);
+  if constexpr (std::is_same_v<Row, DivergenceOfRow>)
+    bits |= reinterpret_cast<uintptr_t>(row.teacher);
   const int64_t in_packs = bits % 16 == 0 ? vocab / kPackSize<T> * kPackSize<T> : 0;
-  write_range<kPackSize<T>>(dz, logits, 0, in_packs, grad);
-  write_range<1>(dz, logits, in_packs, vocab, grad);
+  write_range<kPackSize<T>>(dz, logits, 0, in_packs, grad, row);
+  write_range<1>(dz, logits, in_packs, vocab, grad, row);
 }
 
 // Distribution of a row over the blocks of a cluster: each block has some of the runs of
@@ -409,21 +553,32 @@ void head_statistics(const HeadStatistics& args) {
          inverse_temperature);
 }
 
+void head_divergence(const HeadDivergence& args) {
+  launch("head_divergence", divergence_kernel, {blocks_for(args.logits.dim(0), 1), kRowThreads},
+         args.logits.device(), Divergence(args), args.logits.dim(1));
+}
+
 void head_logit_gradients(const HeadLogitGradients& args) {
   const auto at = [&](const Tensor& t) {
     return t.defined() ? pointer<float>(t) + args.begin : nullptr;
   };
   dispatch_device(args.dz.dtype(), "head_backward", [&]<class T>() {
-    launch("head_logits_backward", logits_backward_kernel<T>,
-           {blocks_for(args.logits.dim(0), 1), kRowThreads}, args.logits.device(),
-           pointer<T>(args.dz), args.dz.strides()[0], pointer<float>(args.logits),
-           args.logits.strides()[0],
-           TokenGrads{.dlogprob = at(args.dlogprob),
-                      .dentropy = at(args.dentropy),
-                      .lse = at(args.lse),
-                      .entropy = at(args.entropy),
-                      .targets = pointer<int32_t>(args.targets) + args.begin},
-           args.logits.dim(1), static_cast<float>(1 / args.temperature));
+    const auto start = [&](auto kernel, auto rows) {
+      launch("head_logits_backward", kernel, {blocks_for(args.logits.dim(0), 1), kRowThreads},
+             args.logits.device(), pointer<T>(args.dz), args.dz.strides()[0],
+             pointer<float>(args.logits), args.logits.strides()[0],
+             TokenGrads{.dlogprob = at(args.dlogprob),
+                        .dentropy = at(args.dentropy),
+                        .lse = at(args.lse),
+                        .entropy = at(args.entropy),
+                        .targets = pointer<int32_t>(args.targets) + args.begin},
+             args.logits.dim(1), static_cast<float>(1 / args.temperature), rows);
+    };
+    if (args.divergence == nullptr)
+      start(logits_backward_kernel<NoDivergence, T, NoDivergence>, NoDivergence());
+    else
+      start(logits_backward_kernel<DivergenceOfRow, T, Divergence>,
+            Divergence(*args.divergence, args.ddivergence));
   });
 }
 
