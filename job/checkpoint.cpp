@@ -551,8 +551,7 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
 
 std::string model_fingerprint(const LoadedModel& model) {
   if (model.base.path.empty()) return base_fingerprint(model.checkpoint);
-  return model.base.fingerprint +
-         hex(file_checksum(model.checkpoint + "/adapter_model.safetensors"));
+  return model.base.fingerprint + file_checksum(model.checkpoint + "/adapter_model.safetensors");
 }
 
 ModelDescription describe_model(const std::string& checkpoint, const ModelConfig& wanted,
