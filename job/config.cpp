@@ -418,7 +418,7 @@ void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
   const bool rewarded =
       std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; });
-  require(rewarded || config.grpo.distills(),
+  require(rewarded || config.grpo.has_teacher(),
           "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
           "rewards: [{name: NAME}]; `cohort train --keys` lists them; or a teacher: preset=opd "
           "reference=FOLDER");

@@ -102,8 +102,10 @@ template <class T>
 COHORT_HD T finish_divergence(DivergenceRow<T>& row, DivergenceTerms sum, double others_p,
                               double others_q, const DivergenceDesc& desc) {
   if (desc.top_k > 0) {
-    row.log_p = static_cast<T>(std::log(others_p));
-    row.log_q = static_cast<T>(std::log(others_q));
+    // Sums that round to 0 have a logarithm, so that the divergence is finite.
+    constexpr double kLeast = std::numeric_limits<T>::min();
+    row.log_p = static_cast<T>(std::log(others_p > kLeast ? others_p : kLeast));
+    row.log_q = static_cast<T>(std::log(others_q > kLeast ? others_q : kLeast));
     const DivergenceTerms others = DivergenceEntry<T>(row.log_p, row.log_q).terms(desc);
     sum.divergence += others.divergence;
     sum.to_mixture += others.to_mixture;

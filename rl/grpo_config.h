@@ -208,10 +208,14 @@ struct GrpoConfig {
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v);
   ReferenceType reference_type() const;
-  // True if the reference is a teacher whose whole distribution is learned, so that no reward is
-  // needed.
+  // True if the loss has the divergence from the reference's whole distribution.
   bool distills() const {
     return beta > 0 && kl_in == KlPlace::kLoss && kernels::is_divergence(kl_estimator);
+  }
+  // True if the reference knows what the start of the policy does not, so that no reward is needed.
+  bool has_teacher() const {
+    return beta > 0 && kl_in == KlPlace::kLoss &&
+           (reference_type() >= ReferenceType::kPolicy || !reference_prompt.empty());
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }

@@ -55,7 +55,7 @@ double naive_kl(kernels::KlEstimator estimator, double x) {
       return -x;
     case kernels::KlEstimator::kK2:
       return x * x / 2;
-    case kernels::KlEstimator::kK3:
+    default:
       break;
   }
   return std::exp(x) - x - 1;
