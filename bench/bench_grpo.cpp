@@ -8,10 +8,13 @@
 //
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936
 //   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --only decode/1 --only grpo
+//   cohort_bench_grpo bench/configs/qwen2_0_5b.yaml --vocab 151936 --only grpo beta=1
+//     kl_estimator=reverse --teacher bench/configs/qwen2_1_5b.yaml
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "bench/dialogues.h"
 #include "bench/op_times.h"
@@ -128,6 +131,8 @@ struct GrpoOptions {
   int64_t completion = 256;  // tokens
   int64_t steps = 6;         // at least two: the first warms up
   bool ops = false;          // prints the time of each op
+  // The teacher of config.grpo, a model of random weights; nullopt: none.
+  std::optional<ModelConfig> teacher = {};
 };
 
 // GRPO steps (rollout, packing, update) of 64 prompts of 128 tokens with 8 completions each and
@@ -142,6 +147,9 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
   const auto comm = make_single_communicator();
   Learner learner(std::make_unique<Transformer>(model, config.dtype, 1, device), config.optimizer,
                   *comm);
+  std::optional<Transformer> teacher;
+  if (options.teacher) teacher.emplace(*options.teacher, config.dtype, 2, device);
+  const ReferencePolicy reference{.model = teacher ? &*teacher : nullptr};
   const auto tokenizer = make_byte_tokenizer();
   Engine engine(learner.model(), config.rollout);
   const Sampler sampler(engine, *tokenizer, config.sampling);
@@ -177,7 +185,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
         pack_minibatches(*comm, learner, groups, advantages, config);
     take_peak(rollout_peak);
     packing.push_back(clock.lap());
-    update_policy(*comm, learner, minibatches, config, 1e-6);
+    update_policy(*comm, learner, minibatches, config, 1e-6, step, reference);
     learner.check_weights();  // waits for the device
     take_peak(update_peak);
     update.push_back(clock.lap());
@@ -220,7 +228,7 @@ void print(const Result& result) {
 
 int run(int argc, char** argv) {
   CLI::App app{"rollout and GRPO benchmark"};
-  std::string path, json;
+  std::string path, json, teacher;
   std::vector<std::string> overrides, only;
   int64_t vocab = 66, runs = 3;
   GrpoOptions grpo;
@@ -235,14 +243,20 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(2, 1000))
       ->capture_default_str();
   app.add_flag("--ops", grpo.ops, "print the time of each op in GRPO steps");
+  app.add_option("--teacher", teacher, "CONFIG.yaml: the teacher of GRPO steps with beta above 0");
   app.add_option("--json", json, "write the table to this file as JSON");
   CLI11_PARSE(app, argc, argv);
+  const auto model_of = [&](const TrainConfig& of) {
+    ModelConfig out = of.model;
+    out.vocab_size = vocab;
+    out.context = std::max<int64_t>(out.context, 9216);
+    out.resolve();
+    return out;
+  };
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
-  ModelConfig model_config = config.model;
-  model_config.vocab_size = vocab;
-  model_config.context = std::max<int64_t>(model_config.context, 9216);
-  model_config.resolve();
+  const ModelConfig model_config = model_of(config);
+  if (!teacher.empty()) grpo.teacher = model_of(load_plan(teacher, {}).stages.back());
   const auto named = [&](const std::string& name) {
     return std::any_of(only.begin(), only.end(),
                        [&](const std::string& prefix) { return name.starts_with(prefix); });
