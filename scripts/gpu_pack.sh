@@ -34,7 +34,7 @@ grep '^CMAKE_HOME_DIRECTORY' build/cuda/CMakeCache.txt | cut -d= -f2 >"$target/s
 data=${COHORT_TEST_DATA:-../shared/data}
 if [ -d "$data" ]; then
   mkdir -p "$target/data"
-  cp -r "$data"/{tinyshakespeare,countdown,grpo_truth,models} "$target/data/"
+  cp -r "$data"/{tinyshakespeare,countdown,encoder,grpo_truth,models} "$target/data/"
 fi
 # The programs contain the same kernels: a window larger than a program compresses them only once.
 tar cf - -C "$target" . | xz -T2 --lzma2=preset=3,dict=192MiB >"$folder/cohort.tar.xz"
