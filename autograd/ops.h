@@ -193,6 +193,10 @@ void backward(HeadLoss loss);
 // - sum_t weights[t] log p(targets[t]); weights: [L].
 HeadLoss cross_entropy(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                        const Tensor& weights, const kernels::HeadDesc& desc = {});
+struct HostLossArgs;
+// A loss of the calling program in place of the policy loss. Sets the gradients and returns the
+// loss, which is a sum over sequences.
+using HostLoss = std::function<double(const HostLossArgs& args)>;
 // Constants of the policy loss, all [L]; see kernels/policy_loss.h.
 struct PolicyLossInputs {
   Tensor old_logprob;
@@ -205,9 +209,16 @@ struct PolicyLossInputs {
   bool on_policy = false;
   // Needed if is_divergence(loss_desc.kl) and beta > 0.
   std::optional<HeadTeacher> teacher = {};
+  const HostLoss* host_loss = nullptr;  // nullptr: the policy loss
+};
+struct HostLossArgs {
+  const Tensor &logprob, &entropy;  // [L], of the present policy
+  const PolicyLossInputs& inputs;
+  Tensor &dlogprob, &dentropy;  // [L]; dentropy is undefined, and may stay so: zero
 };
 // The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for
-// metrics. With ratios of sequences the log-probs of all tokens are computed first.
+// metrics. With ratios of sequences and with a host_loss, of which loss_desc has the statistics
+// alone, the log-probs of all tokens are computed first.
 HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
                      const kernels::HeadDesc& desc = {});

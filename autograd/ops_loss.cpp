@@ -337,7 +337,17 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
          .weight = inputs.weight,
          .segments = inputs.segments});
   }
-  const bool with_entropy = loss_desc.entropy_coef != 0;
+  double host_value = 0;
+  Tensor host_dlogprob, host_dentropy;
+  if (inputs.host_loss != nullptr) {
+    NoGradGuard no_grad;
+    const TokenLogProbs now = token_log_probs(hidden, head, targets, desc);
+    host_dlogprob = Tensor::empty_like(now.logprob.value());
+    host_value = (*inputs.host_loss)(
+        {now.logprob.value(), now.entropy.value(), inputs, host_dlogprob, host_dentropy});
+  }
+  const bool has_bonus = loss_desc.entropy_coef != 0,
+             with_entropy = has_bonus || host_dentropy.defined();
   std::optional<HeadDivergence> divergence;
   Tensor value, gradient;
   if (inputs.teacher) {
@@ -359,9 +369,13 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
                                 .count = count,
                                 .sampling_logprob = inputs.sampling_logprob,
                                 .sequence_means = means,
-                                .entropy = with_entropy ? rows.entropy : Tensor(),
-                                .dentropy = rows.dentropy,
+                                .entropy = has_bonus ? rows.entropy : Tensor(),
+                                .dentropy = has_bonus ? rows.dentropy : Tensor(),
                                 .divergence = value});
+    for (const auto& [to, from] :
+         {std::pair{&rows.dlogprob, &host_dlogprob}, {&rows.dentropy, &host_dentropy}})
+      if (from->defined())
+        to->narrow(0, begin, count).copy_(from->narrow(0, begin, count));
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
   const Tensor logprob = run_head(out, targets, desc, compute_terms, with_entropy,
@@ -369,6 +383,7 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   out.loss = Tensor::empty({1}, logprob.dtype(), device);
   out.stats = kernels::PolicyLossStats::zeros(device);
   kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});
+  if (inputs.host_loss != nullptr) out.loss.fill_(host_value);
   return out;
 }
 

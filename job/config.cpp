@@ -11,6 +11,7 @@
 #include "job/foreign_keys.h"
 #include "job/unread_keys.h"
 #include "nn/model_folder.h"
+#include "rl/grpo_loss.h"
 #include "sys/files.h"
 
 namespace cohort {
@@ -425,7 +426,8 @@ void validate_grpo(const TrainConfig& config) {
   require(rewarded || config.grpo.dynamic_sampling_rounds == 0,
           "dynamic_sampling_rounds: replaces groups by their rewards, and there are none; hint: "
           "leave it out");
-  require(!rewarded || config.batch.num_generations > 1 || config.grpo.baseline != Baseline::kGroup,
+  require(!rewarded || config.batch.num_generations > 1 ||
+              config.grpo.baseline != Baseline::kGroup || !config.grpo.advantage.empty(),
           "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
           "reward relative to the others of its prompt; hint: num_generations=8, or "
           "baseline=batch");
@@ -683,6 +685,22 @@ RunPlan parse_plan(const std::string& yaml, const std::string& name,
 }
 
 void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {
+  for (TrainConfig& stage : plan.stages) {
+    if (stage.batch.trainer != TrainerType::kGrpo) continue;
+    const auto bind = [](const char* key, std::string& name, const auto& functions, auto& to) {
+      for (const auto& [known, function] : functions) {
+        require(name.empty() || name == known,
+                str(key, ": ", name, " was given as ", known, "; hint: ", key, "=", known));
+        name = known;
+        to = std::make_shared<std::decay_t<decltype(function)>>(function);
+      }
+    };
+    std::map<std::string, HostLoss> losses;
+    for (const auto& [name, loss] : callbacks.losses) losses[name] = checked_loss(name, loss);
+    bind("loss", stage.grpo.loss, losses, stage.grpo.loss_function);
+    bind("advantage", stage.grpo.advantage, callbacks.advantages, stage.grpo.advantage_function);
+    stage.grpo.validate();
+  }
   if (callbacks.rewards.empty() && callbacks.environments.empty()) return;
   std::vector<std::string> names;
   for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);

@@ -170,11 +170,13 @@ RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides);
 // Callbacks by name.
 struct Callbacks {
-  std::map<std::string, Callback> rewards, environments;
+  std::map<std::string, Callback> rewards, environments, advantages;
+  std::map<std::string, HostLoss> losses;
 };
 // Sets the callbacks of the rewards and environments that are named after one. Throws InputError
 // naming the reward for one that is neither a callback nor built in, and for a callback that has
-// the name of a built-in one or that no stage uses.
+// the name of a built-in one or that no stage uses. A loss or an advantage is that of all stages
+// with grpo, whose keys get its name; they must not have another.
 void bind_callbacks(RunPlan& plan, const Callbacks& callbacks);
 // YAML from which load_plan() gives the same plan.
 std::string dump_plan(const RunPlan& plan);

@@ -41,6 +41,7 @@ class Replay final : public StepJournal {
       dialogue.environment = &environment_.emplace(*dialogue.environment, record_);
   }
   bool has_scores() const override { return true; }
+  bool updates_weights() const override { return !part_.config.grpo.has_functions(); }
   void begin(const GrpoStep& step) override;
   void add(std::span<Group> groups) override;
   void end(const GrpoStep& step, std::span<const Group> groups) override;
@@ -170,7 +171,7 @@ void Replay::add(std::span<Group> groups) {
 }
 
 void Replay::end(const GrpoStep& step, std::span<const Group> groups) {
-  const bool is_target = record_.step == options_.step;
+  const bool is_target = record_.step == options_.step, with_update = updates_weights();
   const std::vector<std::string>& names = step.rewards.names();
   compare(-1, std::ssize(groups) * batch_.num_generations, std::ssize(record_.advantages),
           "number of advantages");
@@ -178,24 +179,28 @@ void Replay::end(const GrpoStep& step, std::span<const Group> groups) {
   for (const Group& group : groups)
     for (const ScoredCompletion& c : group.completions) {
       if (!found_.empty()) break;
-      compare(c.index, c.advantage, *recorded++, "advantage");
+      const double advantage = *recorded++;
+      if (with_update) compare(c.index, c.advantage, advantage, "advantage");
       if (!is_target || group.index != options_.prompt ||
           c.index % batch_.num_generations != options_.completion)
         continue;
-      completion = {c, {}, c.advantage, c.turn_advantages, nullptr};
+      completion = {c, {}, advantage, c.turn_advantages, nullptr};
       for (size_t k = 0; k < names.size(); ++k)
         completion->rewards.emplace_back(names[k], c.rewards[k]);
       completion->rewards.emplace_back("total", c.reward);
     }
   check();  // first: completions explain what follows
   compare(-1, count_, record_.completions.size(), "number of completions");
-  compare(-1, hex(weights_hash(step.learner.model())), hex(record_.weights_after),
-          "the hash of the weights after it:");
+  if (with_update)
+    compare(-1, hex(weights_hash(step.learner.model())), hex(record_.weights_after),
+            "the hash of the weights after it:");
   check();
   const std::vector<double> sums = reduce_over_ranks(comm_, {static_cast<double>(count_), tokens_});
   if (comm_.rank() == 0)
     on_step_(str("step ", record_.step, ": equal: ", sums[0], " rollouts, ", sums[1],
-                 " tokens, log-probs, advantages, update"));
+                 with_update ? " tokens, log-probs, advantages, update"
+                             : " tokens, log-probs; the update is not repeated, as its loss or its "
+                               "advantages are functions of a Python program"));
   if (record_.step == part_.last) stop_ = true;
 }
 
@@ -278,6 +283,11 @@ std::vector<Part> find_parts(const Target& target, int64_t step) {
     if (parts.empty() || parts.back().plan != part.plan || parts.back().ranks != part.ranks)
       parts.push_back(std::move(part));
     parts.back().last = s;
+    if (s < step && parts.back().config.grpo.has_functions())
+      throw InputError(str("--step ", step, ": step ", s,
+                           " before it has a loss or advantages by functions of a Python program, "
+                           "which a replay does not call; hint: --step ", s,
+                           ", the first one after a checkpoint"));
   }
   return parts;
 }

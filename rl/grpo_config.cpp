@@ -82,9 +82,15 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
           "weight of the policy in a move: alpha policy + (1 - alpha) reference",
           {.min = 0, .max = 1});
   v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
+  v.field("loss", loss,
+          "name of a function of a Python program, cohort.train(loss=...), in place of the loss; "
+          "empty: none");
 }
 
 void GrpoConfig::visit_advantages(ConfigVisitor& v) {
+  v.field("advantage", advantage,
+          "name of a function of a Python program, cohort.train(advantage=...), which gives the "
+          "advantages; empty: none");
   v.choice("scale_rewards", scale_rewards, kAdvantageScales,
            "advantage: group: (r - mean) / (std + 1e-4) of the group; batch: the same with the "
            "std of all rewards of the step; none: r - mean; leave_one_out: r - mean of the "
@@ -176,6 +182,7 @@ void GrpoConfig::apply_preset() {
 }
 
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
+  if (!loss.empty()) return {};
   constexpr double kOff = kernels::PolicyLossDesc::kOff;
   using kernels::Importance, kernels::ImportanceLevel;
   const ImportanceLevel level = importance_level.value_or(importance_weights == Importance::kReject
@@ -260,6 +267,19 @@ void GrpoConfig::validate() const {
   needs_completions("kl_in: reward", penalizes_rewards());
   needs_completions("whiten_advantages", whiten_advantages);
   needs_completions("shuffle_advantages", shuffle_advantages);
+  const auto needs_builtin = [](const std::string& function, const char* of, const char* key,
+                                bool given) {
+    if (given && !function.empty())
+      throw InputError(str(key, ": belongs to the built-in ", of, ", in whose place ", of, ": ",
+                           function, " is; hint: leave one of them out"));
+  };
+  needs_builtin(loss, "loss", "kl_estimator", kernels::is_divergence(kl_estimator));
+  needs_builtin(loss, "loss", "entropy_coef", entropy_coef > 0);
+  needs_builtin(advantage, "advantage", "credit: turn", credit == Credit::kTurn);
+  needs_builtin(advantage, "advantage", "whiten_advantages", whiten_advantages);
+  needs_builtin(advantage, "advantage", "advantage_clip", advantage_clip.has_value());
+  needs_builtin(advantage, "advantage", "shuffle_advantages", shuffle_advantages);
+  needs_builtin(advantage, "advantage", "kl_in: reward", penalizes_rewards());
   const double high = epsilon_high.value_or(epsilon);
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",

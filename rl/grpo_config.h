@@ -10,14 +10,17 @@
 //      above.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "autograd/ops.h"
 #include "config/visitor.h"
 #include "kernels/policy_loss.h"
 #include "rl/advantage.h"
+#include "rl/caller.h"
 
 namespace cohort {
 
@@ -182,6 +185,13 @@ struct GrpoConfig {
   int64_t ref_sync_every = 0;
   double ref_sync_alpha = 0.6;
   LossType loss_type = LossType::kDapo;
+  // Names of functions of the calling program; empty: built in. What has no key is set by
+  // bind_callbacks(). The request for advantages is described at host_advantages() in
+  // trainers/grpo_step.cpp.
+  std::string loss, advantage;
+  std::shared_ptr<const HostLoss> loss_function = nullptr;
+  std::shared_ptr<const Callback> advantage_function = nullptr;
+  bool has_functions() const { return !loss.empty() || !advantage.empty(); }
   AdvantageScale scale_rewards = AdvantageScale::kGroup;
   Baseline baseline = Baseline::kGroup;
   Credit credit = Credit::kCompletion;

@@ -13,6 +13,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/policy_token.h"
 #include "rl/grpo_loss.h"
+#include "text/json.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -239,6 +240,94 @@ std::vector<double> relative_advantages(const GrpoStep& in, std::span<const Grou
   return out;
 }
 
+// Sets host_advantages of this rank's completions, and returns the means of all of the step. Rank
+// 0 calls the function, with one request for the step, whose lists have an element for each of its
+// completions: rewards (the sums), each (by the name of the reward), group (the index of the
+// prompt), lengths (sampled tokens), turn_rewards (a list of the rewards of turns), mean_logprob,
+// fields (those of the problem). It answers a number to each, or a list of one per sampled token.
+std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
+                                    std::span<const double> rewards) {
+  const BatchConfig& batch = in.config.batch;
+  const auto list = [](std::span<const double> values) {
+    return Json::Array(values.begin(), values.end());
+  };
+  const auto all_of = [&](const auto& number) { return gather(in.comm, groups, batch, number); };
+  const std::vector<double> lengths = all_of(
+      [](const ScoredCompletion& c) { return static_cast<double>(c.completion_length()); });
+  Json each = Json::Object{};
+  for (size_t k = 0; k < in.rewards.names().size(); ++k)
+    each.set(in.rewards.names()[k], list(all_of([k](const auto& c) { return c.rewards[k]; })));
+  std::vector<std::string> texts(rewards.size());
+  for (const Group& group : groups)
+    for (const ScoredCompletion& c : group.completions)
+      texts[static_cast<size_t>(c.index)] =
+          Json(Json::Array{list(c.turn_rewards), group.example.fields}).dump();
+  Json::Array turn_rewards, fields, group;
+  for (const std::string& text : gather_texts(in.comm, texts)) {
+    group.emplace_back(std::ssize(group) / batch.num_generations);
+    const Json::Array both = parse_json(text, "advantage").as_array();
+    turn_rewards.push_back(both[0]);
+    fields.push_back(both[1]);
+  }
+  Json request;
+  request.set("step", in.step).set("rewards", list(rewards)).set("each", std::move(each));
+  request.set("group", std::move(group)).set("lengths", list(lengths));
+  request.set("turn_rewards", std::move(turn_rewards)).set("fields", std::move(fields));
+  request.set("mean_logprob", list(all_of([](const ScoredCompletion& c) {
+                double sum = 0, count = 0;
+                for (size_t t = 0; t < c.tokens.size(); ++t)
+                  if (c.loss_mask[t]) sum += c.logprobs[t], ++count;
+                return sum / count;
+              })));
+  // One number per completion that has one for all tokens, or one per token.
+  std::vector<size_t> begins{0};
+  for (const double length : lengths)
+    begins.push_back(begins.back() + 1 + static_cast<size_t>(length));
+  std::vector<double> flat(begins.back());
+  const auto call = [&] {
+    if (in.comm.rank() != 0) return;
+    const std::string& name = in.config.grpo.advantage;
+    const std::vector<Json> answers = (*in.config.grpo.advantage_function)({&request, 1});
+    const auto refuse = [&](const auto&... what) {
+      throw InputError(str("advantage ", name, ": it returned ", what..., "; hint: a list of ",
+                           rewards.size(), " numbers, or lists of one number per sampled token"));
+    };
+    if (answers.size() != rewards.size()) refuse(answers.size(), " values");
+    for (size_t i = 0; i < answers.size(); ++i) {
+      const size_t length = begins[i + 1] - begins[i] - 1;
+      std::vector<double> values;
+      if (answers[i].is_number()) values.push_back(answers[i].as_double());
+      if (answers[i].is_array())
+        for (const Json& value : answers[i].as_array())
+          values.push_back(value.is_number() ? value.as_double() : std::nan(""));
+      if (values.size() != (answers[i].is_array() ? length : 1))
+        refuse(answers[i].dump(), " for completion ", i, ", which has ", length, " sampled tokens");
+      if (!std::ranges::all_of(values, [](double a) { return std::isfinite(a); }))
+        refuse("a number that is not finite for completion ", i);
+      flat[begins[i]] = answers[i].is_array();
+      values.resize(length, values[0]);
+      std::ranges::copy(values, flat.begin() + static_cast<ptrdiff_t>(begins[i]) + 1);
+    }
+  };
+  on_all_ranks(in.comm, call);
+  flat = reduce_over_ranks(in.comm, flat);
+  std::vector<double> means;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto values = std::span(flat).subspan(begins[i] + 1, begins[i + 1] - begins[i] - 1);
+    means.push_back(flat[begins[i]] == 0
+                        ? values[0]
+                        : std::reduce(values.begin(), values.end()) /
+                              static_cast<double>(values.size()));
+  }
+  for (Group& own : groups)
+    for (ScoredCompletion& c : own.completions) {
+      const auto i = static_cast<size_t>(c.index);
+      c.host_advantages.assign(flat.begin() + static_cast<ptrdiff_t>(begins[i]) + 1,
+                               flat.begin() + static_cast<ptrdiff_t>(begins[i + 1]));
+    }
+  return means;
+}
+
 // The advantages of a step's completions.
 std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> groups,
                                     std::span<const double> rewards) {
@@ -258,6 +347,9 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
                            const std::vector<int32_t>& reference_prompt,
                            const GrpoSections& config) {
   PolicySequence out = policy_sequence(c, advantage);
+  auto next = c.host_advantages.begin();
+  for (size_t t = 0; t < c.tokens.size() && next != c.host_advantages.end(); ++t)
+    if (c.loss_mask[t]) out.advantage[t] = *next++;
   for (size_t t = 0, turn = 0; t < c.tokens.size() && !c.turn_advantages.empty(); ++t) {
     turn += c.loss_mask[t] && !c.loss_mask[t - 1];
     if (c.loss_mask[t]) out.advantage[t] = c.turn_advantages[turn - 1];
@@ -480,7 +572,9 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   Stopwatch clock;
   // Sets the advantages; returns those of the update, which may be shuffled.
   const auto set_advantages = [&] {
-    std::vector<double> all = step_advantages(in, groups, rewards);
+    std::vector<double> all = config.grpo.advantage_function != nullptr
+                                  ? host_advantages(in, groups, rewards)
+                                  : step_advantages(in, groups, rewards);
     scatter(groups, all, config, &ScoredCompletion::advantage);
     if (config.grpo.shuffle_advantages) shuffle_advantages(all, config.seed, in.step);
     return all;
@@ -492,7 +586,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   begin_activity("updating the weights");
   UpdateSums updates;
   double packing_time = 0;
-  if (out.rewarded_count > 0) {
+  const bool updates_weights = in.journal == nullptr || in.journal->updates_weights();
+  if (out.rewarded_count > 0 && updates_weights) {
     std::vector<PolicyUpdate> minibatches =
         pack_minibatches(in.comm, in.learner, groups, advantages, config, in.reference);
     packing_time = clock.lap("packing");

@@ -51,6 +51,8 @@ class StepJournal {
   virtual void attach(DialogueOptions& dialogue) = 0;
   // True if add() gives the scores: no reward is asked.
   virtual bool has_scores() const { return false; }
+  // False: the step ends without an update.
+  virtual bool updates_weights() const { return true; }
   // A step begins, before it samples.
   virtual void begin(const GrpoStep& step) = 0;
   // The groups of the step's prompts, and then those of each further round, with their scores

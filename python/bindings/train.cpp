@@ -21,8 +21,58 @@ nb::object answers_of(const nb::callable& function, std::span<const Json> reques
   return function(to_python(Json(Json::Array(requests.begin(), requests.end()))));
 }
 
-Callbacks callbacks_of(const Functions& rewards, const Functions& environments) {
+// A loss by a function of arrays by name, which returns the loss and its gradients with respect to
+// log-probs and entropies (None: zero).
+HostLoss loss_of(const std::string& name, const nb::callable& function) {
+  return [name, function = &function](const HostLossArgs& args) {
+    const nb::gil_scoped_acquire gil;
+    const PolicyLossInputs& in = args.inputs;
+    const Tensor& sampling = in.sampling_logprob.defined() ? in.sampling_logprob : in.old_logprob;
+    nb::dict arrays;
+    for (const auto& [key, value] :
+         {std::pair{"logprob", &args.logprob}, {"entropy", &args.entropy},
+          {"old_logprob", &in.old_logprob}, {"sampling_logprob", &sampling},
+          {"ref_logprob", &in.ref_logprob}, {"advantage", &in.advantage}, {"weight", &in.weight},
+          {"segments", &in.segments}})
+      arrays[key] = value->defined() ? nb::cast(Variable(*value)) : nb::none();
+    const nb::object result = (*function)(arrays);
+    const auto gradient = [&](nb::handle array, const char* of) {
+      const Tensor given = import_array(array, Access::kRead).value();
+      if (given.shape() != args.logprob.shape())
+        throw InputError(str("loss ", name, ": its gradient with respect to ", of, " is ",
+                             given.str(), "; hint: one number for each of the ",
+                             args.logprob.numel(), " tokens"));
+      return given.to(args.logprob.device()).to(args.logprob.dtype()).clone();
+    };
+    args.dlogprob.copy_(gradient(result[1], "logprob"));
+    if (!result[2].is_none()) args.dentropy = gradient(result[2], "entropy");
+    return nb::cast<double>(result[0]);
+  };
+}
+
+// One answer to each request of a function that gets a list of them.
+std::vector<Json> answers_in_json(const nb::callable& function, std::span<const Json> requests,
+                                  const std::string& where) {
+  const nb::gil_scoped_acquire gil;
+  const Json answers = from_python(answers_of(function, requests), where);
+  if (!answers.is_array())
+    throw InputError(str(where, ": its function returned ", answers.dump(),
+                         "; hint: a list of answers, one to each request"));
+  return answers.as_array();
+}
+
+struct TrainFunctions {
+  Functions rewards, environments, losses, advantages;
+};
+
+Callbacks callbacks_of(const TrainFunctions& functions) {
+  const auto& [rewards, environments, losses, advantages] = functions;
   Callbacks out;
+  for (const auto& [name, function] : losses) out.losses[name] = loss_of(name, function);
+  for (const auto& [name, function] : advantages)
+    out.advantages[name] = [function = &function, name = name](std::span<const Json> requests) {
+      return answers_in_json(*function, requests, "advantage " + name);
+    };
   for (const auto& [name, function] : rewards)
     out.rewards[name] = [function = &function](std::span<const Json> requests) {
       const nb::gil_scoped_acquire gil;
@@ -35,12 +85,7 @@ Callbacks callbacks_of(const Functions& rewards, const Functions& environments) 
     };
   for (const auto& [name, function] : environments)
     out.environments[name] = [function = &function, name = name](std::span<const Json> requests) {
-      const nb::gil_scoped_acquire gil;
-      const Json answers = from_python(answers_of(*function, requests), "environment " + name);
-      if (!answers.is_array())
-        throw InputError(str("environment ", name, ": its function returned ", answers.dump(),
-                             "; hint: a list of answers, one to each request"));
-      return answers.as_array();
+      return answers_in_json(*function, requests, "environment " + name);
     };
   return out;
 }
@@ -79,7 +124,7 @@ class PythonReporter final : public Reporter {
 
 struct Training {
   TrainRequest request;
-  Functions rewards, environments;
+  TrainFunctions functions;
   std::atomic<bool> stop{false};
 
   nb::dict run(const nb::object& callback) {
@@ -87,7 +132,7 @@ struct Training {
     const RunResult result = without_gil([&] {
       return run_training(
           request,
-          {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(rewards, environments)});
+          {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(functions)});
     });
     nb::dict out;
     out["dir"] = result.run_dir;
@@ -105,7 +150,7 @@ struct Training {
       throw InputError(str("evaluate: ", model->checkpoint,
                            " belongs to no run; hint: give a configuration with the data and the "
                            "rewards"));
-    const Callbacks callbacks = callbacks_of(rewards, environments);
+    const Callbacks callbacks = callbacks_of(functions);
     return to_python(without_gil([&] {
       RunPlan plan = plan_of(request);
       if (is_given) hold_nothing_out_of_few(plan);  // a run's own says what it held out
@@ -168,17 +213,18 @@ void bind_train(nb::module_& m) {
           "__init__",
           [](Training* self, std::string config, std::string yaml, std::string resume,
              bool continues, std::vector<std::string> overrides, Functions rewards,
-             Functions environments) {
+             Functions environments, Functions losses, Functions advantages) {
             new (self) Training{{.config = std::move(config),
                                  .yaml = std::move(yaml),
                                  .resume = std::move(resume),
                                  .continues = continues,
                                  .overrides = std::move(overrides)},
-                                std::move(rewards),
-                                std::move(environments)};
+                                {std::move(rewards), std::move(environments), std::move(losses),
+                                 std::move(advantages)}};
           },
           nb::kw_only(), nb::arg("config"), nb::arg("yaml"), nb::arg("resume"),
-          nb::arg("continues"), nb::arg("overrides"), nb::arg("rewards"), nb::arg("environments"))
+          nb::arg("continues"), nb::arg("overrides"), nb::arg("rewards"), nb::arg("environments"),
+          nb::arg("losses"), nb::arg("advantages"))
       .def("run", &Training::run, nb::arg("callback"))
       .def("evaluate", &Training::evaluate, nb::arg("model"))
       .def("make_directory", &Training::make_directory, nb::arg("files"))

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Union
 
 from . import _cohort
@@ -158,22 +159,23 @@ Data = Iterable[Mapping[str, Any]]
 def train_steps(config: Config | None = None, *, data: Data | None = None, eval_data: Data | None = None,
                 rewards: Mapping[str, Callable[..., Any]] | None = None,
                 environments: Mapping[str, Callable[..., Any]] | None = None,
+                loss: Callable[..., Any] | None = None, advantage: Callable[..., Any] | None = None,
                 callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
                 overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
     """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
     for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
     a function that the run calls may close it too."""
     steps = Background(waits=True, saves=True)
-    return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data)
+    return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data, loss, advantage)
 
 
 def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
            environments: Mapping[str, Callable[..., Any]] | None, callbacks: Iterable[Callback],
            resume: str | os.PathLike[str] | None, continues: bool, overrides: Mapping[str, Any] | None, data: Data | None,
-           eval_data: Data | None) -> Background:
+           eval_data: Data | None, loss: Callable[..., Any] | None, advantage: Callable[..., Any] | None) -> Background:
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
-    training = prepared(steps, config, rewards, environments, resume, continues, overrides)
+    training = prepared(steps, config, rewards, environments, resume, continues, overrides, loss, advantage)
     tables = _tables(data, eval_data, resume)
     reporter = _Callbacks(callbacks, steps, training.stop)
 
@@ -190,7 +192,8 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
 
 def prepared(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
              environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
-             continues: bool = False, overrides: Mapping[str, Any] | None = None) -> _cohort.Training:
+             continues: bool = False, overrides: Mapping[str, Any] | None = None, loss: Callable[..., Any] | None = None,
+             advantage: Callable[..., Any] | None = None) -> _cohort.Training:
     """The configuration with its functions, which are called as a part of `steps`."""
     is_file = isinstance(config, (str, os.PathLike))
     run_function = steps.called(lambda function, /, *arguments, **keywords: function(*arguments, **keywords))
@@ -200,7 +203,68 @@ def prepared(steps: Background, config: Config | None, rewards: Mapping[str, Cal
         resume="" if resume is None else os.fspath(resume), continues=bool(continues),
         overrides=[f"{key}={value if isinstance(value, str) else dumps(value)}" for key, value in (overrides or {}).items()],
         rewards={name: _reward(name, function, run_function) for name, function in _named("rewards", rewards)},
-        environments={name: steps.called(function) for name, function in _named("environments", environments)})
+        environments={name: steps.called(function) for name, function in _named("environments", environments)},
+        losses=_one("loss", loss, _loss, run_function), advantages=_one("advantage", advantage, _advantage, run_function))
+
+
+def _one(kind: str, function: Callable[..., Any] | None, wrap: Callable[..., Any], run: Callable[..., Any]) -> dict[str, Any]:
+    """A function by its own name."""
+    if function is None:
+        return {}
+    if not callable(function):
+        raise TypeError(f"{kind}: expected a function, got {function!r}")
+    name = getattr(function, "__name__", type(function).__name__)
+    return {name: wrap(name, function, run)}
+
+
+def _arrays() -> Callable[[Any], Any]:
+    """What makes a loss's arrays: of torch if the program has imported it, else of NumPy or, on a GPU, CuPy."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"].from_dlpack  # type: ignore[no-any-return]
+
+    def convert(x: Any) -> Any:
+        import importlib
+        return importlib.import_module("numpy" if x.__dlpack_device__()[0] == 1 else "cupy").from_dlpack(x)
+    return convert
+
+
+def _loss(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    """`function` on a micro batch, with the gradients that it gives or that torch finds."""
+    where = f"loss {name}: {getattr(function, '__qualname__', function)} returned"
+    hint = "hint: a scalar of torch that depends on logprob, or (loss, dlogprob) or (loss, dlogprob, dentropy)"
+
+    def call(arrays: dict[str, Any]) -> tuple[float, Any, Any]:
+        convert, torch = _arrays(), sys.modules.get("torch")
+        batch = SimpleNamespace(**{key: None if value is None else convert(value) for key, value in arrays.items()})
+        if torch is None:
+            result = run(function, batch)
+        else:
+            leaves = batch.logprob, batch.entropy = [x.detach().requires_grad_() for x in (batch.logprob, batch.entropy)]
+            with torch.enable_grad():
+                result = run(function, batch)
+                if isinstance(result, torch.Tensor):
+                    if result.ndim != 0 or not result.requires_grad:
+                        raise _cohort.InputError(f"{where} a tensor of shape {tuple(result.shape)}"
+                                                 f"{'' if result.requires_grad else ' without a gradient'}; {hint}")
+                    dlogprob, dentropy = torch.autograd.grad(result, leaves, allow_unused=True)
+                    return result.item(), torch.zeros_like(batch.logprob) if dlogprob is None else dlogprob, dentropy
+        if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
+            raise _cohort.InputError(f"{where} {str(result)[:60]}; {hint}")
+        loss = result[0].sum() if getattr(result[0], "ndim", 0) else result[0]
+        return float(loss), result[1], result[2] if len(result) == 3 else None
+    return call
+
+
+def _advantage(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+    """`function` on the completions of a step."""
+    def call(requests: list[Any]) -> list[Any]:
+        values = run(function, SimpleNamespace(**requests[0]))
+        values = values.tolist() if hasattr(values, "tolist") else values
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+            raise _cohort.InputError(f"advantage {name}: {getattr(function, '__qualname__', function)} returned {str(values)[:60]}; "
+                                     "hint: a list of a number for each completion, or of lists of one per sampled token")
+        return [value.tolist() if hasattr(value, "tolist") else value for value in islice(values, len(requests[0]["rewards"]) + 1)]
+    return call
 
 
 def _tables(data: Data | None, eval_data: Data | None, resume: object) -> dict[str, list[str]]:
@@ -308,6 +372,7 @@ def _reward(name: str, function: Callable[..., Any], run: Callable[..., Any]) ->
 
 def train(config: Config | None = None, *, data: Data | None = None, eval_data: Data | None = None, progress: bool = True,
           rewards: Mapping[str, Callable[..., Any]] | None = None, environments: Mapping[str, Callable[..., Any]] | None = None,
+          loss: Callable[..., Any] | None = None, advantage: Callable[..., Any] | None = None,
           callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
           overrides: Mapping[str, Any] | None = None) -> TrainResult:
     """Trains as `cohort train` does and returns when the run has ended.
@@ -319,6 +384,7 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
     length, as a TRL reward does (`prompts`, `answers`, `messages` and every field of the data), and returns as many numbers; None
     where it does not apply. environments: {name: function(requests)}, for `environment: {name: ...}`, in the protocol of
     docs/environments.md. Both are called in batches, on threads of the run.
+    loss, advantage: functions in place of GRPO's own, for stages with `trainer: grpo`; docs/python.md says what they get.
     resume: the directory of a run, to continue it, with the same functions. continues: resumes the run in output_dir, if there is
     one. overrides: {"stages.1.steps": 5}. callbacks: see Callback. progress: a bar and the run's messages (Progress).
 
@@ -326,7 +392,7 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
     steps = _steps(Background(saves=True), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
-                   continues, overrides, data, eval_data)
+                   continues, overrides, data, eval_data, loss, advantage)
     try:
         while True:
             next(steps)
