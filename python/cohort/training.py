@@ -257,13 +257,20 @@ def _loss(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> C
 
 def _advantage(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
     """`function` on the completions of a step."""
+    def plain(value: Any) -> Any:
+        """In the types of JSON, with None for numbers that are not finite."""
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     def call(requests: list[Any]) -> list[Any]:
         values = run(function, SimpleNamespace(**requests[0]))
         values = values.tolist() if hasattr(values, "tolist") else values
         if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise _cohort.InputError(f"advantage {name}: {getattr(function, '__qualname__', function)} returned {str(values)[:60]}; "
                                      "hint: a list of a number for each completion, or of lists of one per sampled token")
-        return [value.tolist() if hasattr(value, "tolist") else value for value in islice(values, len(requests[0]["rewards"]) + 1)]
+        return [plain(value) for value in islice(values, len(requests[0]["rewards"]) + 1)]
     return call
 
 
