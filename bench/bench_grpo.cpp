@@ -185,7 +185,7 @@ Result run_grpo(std::string name, const ModelConfig& model, TrainConfig config,
         pack_minibatches(*comm, learner, groups, advantages, config);
     take_peak(rollout_peak);
     packing.push_back(clock.lap());
-    update_policy(*comm, learner, minibatches, config, 1e-6, step, reference);
+    update_policy(*comm, learner, minibatches, config, 1e-6, {step, reference});
     learner.check_weights();  // waits for the device
     take_peak(update_peak);
     update.push_back(clock.lap());

@@ -193,6 +193,7 @@ Json TrainState::to_json() const {
   json.set("data_fingerprint", data_fingerprint).set("report", report);
   if (beta > 0) json.set("beta", beta).set("start_beta", start_beta);
   if (!teacher.empty()) json.set("teacher", teacher);
+  if (entropy) json.set("entropy", *entropy).set("entropy_coef", entropy_coef);
   if (!base.path.empty())
     json.set("base", Json().set("path", base.path).set("fingerprint", base.fingerprint));
   return json;
@@ -235,6 +236,10 @@ TrainState TrainState::from_json(const Json& json) {
     for (const Json& number : planned->as_array()) s.planned_steps.push_back(number.as_int());
   s.best_loss = number_or_nan(json.get_or_null("best_loss"));
   if (const Json* sum = json.find("teacher")) s.teacher = sum->as_string();
+  if (const Json* entropy = json.find("entropy")) {
+    s.entropy = number_or_nan(*entropy);
+    s.entropy_coef = json.at("entropy_coef").as_double();
+  }
   if (const Json* base = json.find("base"))
     s.base = {base->at("path").as_string(), base->at("fingerprint").as_string()};
   // Version 0.1.0 wrote none of these, and had a best step from the first evaluation on.

@@ -415,10 +415,13 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
       "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");
 }
 
+bool has_rewards(const TrainConfig& config) {
+  return std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; });
+}
+
 void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
-  const bool rewarded =
-      std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; });
+  const bool rewarded = has_rewards(config);
   require(rewarded || config.grpo.has_teacher(),
           "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
           "rewards: [{name: NAME}]; `cohort train --keys` lists them; or a teacher: preset=opd "
@@ -599,7 +602,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
     TrainConfig defaults =
         default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0);
-    if (first.grpo.preset == "opd") defaults.batch.num_generations = 1;
+    if (first.grpo.preset == "opd" && !has_rewards(first)) defaults.batch.num_generations = 1;
     TrainConfig& config = plan.stages.emplace_back(read(std::move(defaults)));
     remove_earlier_values(config);
     config.stage = static_cast<int64_t>(i);

@@ -2,6 +2,7 @@
 // share weights and kernels, so the recorded log-probs are the old policy's exactly and the first
 // minibatch's ratio is 1.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/log.h"
@@ -74,6 +75,29 @@ void adapt_beta(Stage& stage, GrpoConfig& present, Metrics& metrics) {
   present.beta = next_beta(present, metrics.at("kl"), stage.config().batch.completions_per_step());
   stage.state().beta = present.beta;
   stage.state().start_beta = stage.config().grpo.beta;
+}
+
+// With entropy_target, the entropy_coef of the next step: 0 above the target.
+double entropy_coef_of(Stage& stage) {
+  const GrpoConfig& configured = stage.config().grpo;
+  const TrainState& state = stage.state();
+  if (!configured.entropy_target || !state.entropy) return configured.entropy_coef;
+  return *state.entropy <= *configured.entropy_target ? state.entropy_coef : 0;
+}
+
+// Adapts it after a step (TRL's adaptive entropy; Skywork-OR1, He et al. 2025, arXiv 2505.22312).
+void adapt_entropy(Stage& stage, GrpoConfig& present, Metrics& metrics) {
+  if (!present.entropy_target) return;
+  constexpr double kStep = 0.005;
+  TrainState& state = stage.state();
+  metrics.add("entropy_coef", present.entropy_coef);
+  const double entropy = metrics.at("entropy");
+  if (std::isnan(entropy)) return;
+  if (!state.entropy) state.entropy_coef = stage.config().grpo.entropy_coef;
+  state.entropy = entropy;
+  state.entropy_coef = std::clamp(
+      state.entropy_coef + (entropy <= *present.entropy_target ? kStep : -kStep), 0.0, 1.0);
+  present.entropy_coef = entropy_coef_of(stage);
 }
 
 // Throws InputError if the first step or the last kMaxUnrewardedSteps steps had no reward.
@@ -192,6 +216,7 @@ StageEnd train_grpo(Stage& stage) {
 
   GrpoConfig grpo = config.grpo;  // with the present beta
   grpo.beta = beta_of(stage);
+  grpo.entropy_coef = entropy_coef_of(stage);
   std::string cache;
   while (stage.more()) {
     GrpoStepResult result = grpo_step(
@@ -217,6 +242,7 @@ StageEnd train_grpo(Stage& stage) {
     check_rewarded(stage, result.rewarded_count);
     record_outcomes(stage, order, result);
     adapt_beta(stage, grpo, result.metrics);
+    adapt_entropy(stage, grpo, result.metrics);
     log_completions(stage, result.rollouts.groups, rewards);
     const Json& last = stage.state().report.get_or_null("last");  // evaluation
     const auto number = [&](const char* key) { return number_or_nan(last.get_or_null(key)); };

@@ -1,5 +1,7 @@
 #include "rl/grpo_config.h"
 
+#include "rl/rejection.h"
+
 namespace cohort {
 namespace {
 
@@ -117,6 +119,11 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
   v.field("entropy_coef", entropy_coef,
           "weight of the entropy of each token's distribution, an addition to the objective",
           {.min = 0});
+  v.field("entropy_target", entropy_target,
+          "entropy, in nats, up to which the bonus acts: after each step entropy_coef grows by "
+          "0.005 if the metric entropy is at most this, else it falls by as much, from 0 to 1; "
+          "none: entropy_coef is fixed",
+          {.min = 0});
   v.field("top_entropy_quantile", top_entropy_quantile,
           "only this fraction of the step's tokens, those of the highest entropy, has a "
           "surrogate; 1: all",
@@ -147,6 +154,14 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
       "sequences with A < 0 have no surrogate if the sampler's log-probs are above the policy's "
       "by more than this on average (DeepSeek-V3.2); none: all have one",
       {.min = 0});
+  v.field("rejection", rejection,
+          "rules by which tokens and sequences have no surrogate, such as seq_mean_k3 > 0.002: "
+          "token, seq_sum, seq_mean or seq_max, of the estimates k1, k2, k3 of the sampler's "
+          "mismatch");
+  v.field("covariance_clip", covariance_clip,
+          "fraction of an update's tokens that lose their surrogate, drawn from those whose "
+          "advantage and log-prob vary together most (Clip-Cov); 0: none",
+          {.min = 0, .max = 1});
   v.field("old_kl_coef", old_kl_coef,
           "weight of the squared log ratio to the sampler, a term of the loss", {.min = 0});
 }
@@ -246,6 +261,7 @@ void GrpoConfig::validate() const {
         "kl_in: the KL is subtracted from the sum of the rewards, which "
         "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
   validate_reference();
+  for (const std::string& rule : rejection) parse_rejection(rule);
   if (penalizes_rewards() && kl_unbiased)
     throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
   if (baseline != Baseline::kGroup && dynamic_sampling_rounds > 0)
@@ -274,7 +290,7 @@ void GrpoConfig::validate() const {
                            function, " is; hint: leave one of them out"));
   };
   needs_builtin(loss, "loss", "kl_estimator", kernels::is_divergence(kl_estimator));
-  needs_builtin(loss, "loss", "entropy_coef", entropy_coef > 0);
+  needs_builtin(loss, "loss", "entropy_coef", entropy_coef > 0 || entropy_target);
   needs_builtin(advantage, "advantage", "credit: turn", credit == Credit::kTurn);
   needs_builtin(advantage, "advantage", "whiten_advantages", whiten_advantages);
   needs_builtin(advantage, "advantage", "advantage_clip", advantage_clip.has_value());
@@ -393,6 +409,9 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted) const {
   needs_updates("importance_sampling_level", given(&GrpoConfig::importance_sampling_level));
   needs_updates("trust_region", !restricted && given(&GrpoConfig::trust_region));
   needs_updates("off_policy_mask", !restricted && off_policy_mask);
+  warn_if(!rejection.empty() && !restricted,
+          "rejection: does nothing without top_k, top_p, min_p, penalties or logit_bias: the "
+          "sampler's log-probs are the policy's; hint: leave it out");
   needs_updates("old_kl_coef", !restricted && given(&GrpoConfig::old_kl_coef));
   warn_if(importance_weights == kernels::Importance::kNone &&
               (importance_level || importance_min || importance_max),

@@ -159,6 +159,7 @@ inline constexpr PresetEntry kPresets[] = {
      "epsilon: 1, epsilon_high: 1e9, trust_region: tv, old_kl_coef: 1e-3, scale_rewards: none"},
     {"dppo", "surrogate: cispo, epsilon: 1, epsilon_high: 19, trust_region: tv"},
     {"vespo", "surrogate: vespo"},
+    {"clip_cov", "covariance_clip: 2e-4"},
     {"opd", "beta: 1, kl_estimator: reverse"},
 };
 
@@ -200,6 +201,7 @@ struct GrpoConfig {
   bool whiten_advantages = false;
   std::optional<double> advantage_clip;  // after scaling and whitening; none: unlimited
   double entropy_coef = 0;
+  std::optional<double> entropy_target;  // entropy_coef adapts to it; none: fixed
   double top_entropy_quantile = 1;  // the fraction of tokens, by entropy, that have a surrogate
   kernels::Importance importance_weights = kernels::Importance::kNone;
   std::optional<kernels::ImportanceLevel> importance_level;
@@ -207,6 +209,8 @@ struct GrpoConfig {
   kernels::TrustRegion trust_region = kernels::TrustRegion::kNone;
   std::optional<double> trust_low, trust_high;  // none: as kTrustRegions
   std::optional<double> off_policy_mask;
+  std::vector<std::string> rejection;  // rules, see rejected_tokens() in rl/rejection.h
+  double covariance_clip = 0;          // fraction of the update's tokens that lose their surrogate
   double old_kl_coef = 0;
   int64_t num_iterations = 1;   // passes over each step's rollouts
   int64_t num_minibatches = 1;  // optimiser updates per pass
@@ -237,7 +241,8 @@ struct GrpoConfig {
   // True if the loss compares the policy with the distribution that tokens were drawn from.
   bool needs_sampling_log_probs() const {
     return importance_weights != kernels::Importance::kNone ||
-           trust_region != kernels::TrustRegion::kNone || off_policy_mask || old_kl_coef > 0;
+           trust_region != kernels::TrustRegion::kNone || off_policy_mask || old_kl_coef > 0 ||
+           !rejection.empty();
   }
   // Sets the keys of `preset`.
   void apply_preset();

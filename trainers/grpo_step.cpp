@@ -13,6 +13,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/policy_token.h"
 #include "rl/grpo_loss.h"
+#include "rl/rejection.h"
 #include "text/json.h"
 #include "trainers/across_ranks.h"
 
@@ -21,6 +22,8 @@ namespace {
 
 // The purpose of rng_stream() for shuffled advantages.
 constexpr uint64_t kAblationPurpose = 7;
+// Likewise for Clip-Cov, with the update and the token.
+constexpr uint64_t kCovariancePurpose = 13;
 
 // Calls Learner::within_memory() for work on `updates`, which are packed as it asks.
 void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const GrpoSections& config,
@@ -364,7 +367,60 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
   if (config.grpo.needs_sampling_log_probs()) out.sampling_logprob = c.sampling_logprobs;
   if (config.grpo.top_entropy_quantile < 1)
     for (const double entropy : c.entropies) out.surrogate_mask.push_back(entropy >= least_entropy);
+  if (!config.grpo.rejection.empty()) {
+    out.surrogate_mask.resize(out.tokens.size(), 1);
+    reject_tokens(config.grpo.rejection, out.old_logprob, c.sampling_logprobs, c.loss_mask,
+                  out.surrogate_mask);
+  }
   return out;
+}
+
+// Clip-Cov (Cui et al. 2025, arXiv 2505.22617, as in verl): of the update's tokens of all ranks,
+// covariance_clip of them, one at least, lose their surrogate: an addressed draw from those whose
+// (A - mean A) (lp_old - mean lp_old) is between 1 and 5. `update`: its number, for the draw.
+void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
+                     const GrpoSections& config, int64_t update) {
+  const auto for_tokens = [&](const auto& fn) {
+    for (PolicySequence& s : sequences)
+      for (size_t t = 1; t < s.tokens.size(); ++t)
+        if (s.loss_mask[t]) fn(s, t);
+  };
+  double count = 0, advantage = 0, logprob = 0;
+  for_tokens([&](const PolicySequence& s, size_t t) {
+    ++count;
+    advantage += s.advantage[t];
+    logprob += s.old_logprob[t];
+  });
+  reduce_in_place(comm, {&count, &advantage, &logprob});
+  // The draw of each candidate, by the index of its sequence: equal for any number of ranks.
+  std::vector<std::vector<double>> draws(
+      static_cast<size_t>(config.batch.completions_per_step()));
+  const auto draw_of = [&](const PolicySequence& s, size_t t) {
+    Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
+                                    static_cast<uint64_t>(s.index) << 32 | t));
+    return static_cast<double>(rng.below(int64_t{1} << 52));
+  };
+  const auto is_candidate = [&](const PolicySequence& s, size_t t) {
+    const double covariance =
+        (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
+    return covariance > 1 && covariance < 5;
+  };
+  for_tokens([&](const PolicySequence& s, size_t t) {
+    if (is_candidate(s, t)) draws[static_cast<size_t>(s.index)].push_back(draw_of(s, t));
+  });
+  std::vector<double> all;
+  for (const std::vector<double>& of : gather_numbers(comm, draws))
+    all.insert(all.end(), of.begin(), of.end());
+  const auto clipped = std::min(
+      all.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_clip * count)));
+  if (clipped == 0) return;
+  std::ranges::nth_element(all, all.begin() + static_cast<ptrdiff_t>(clipped) - 1);
+  const double last = all[clipped - 1];
+  for_tokens([&](PolicySequence& s, size_t t) {
+    if (!is_candidate(s, t) || draw_of(s, t) > last) return;
+    s.surrogate_mask.resize(s.tokens.size(), 1);
+    s.surrogate_mask[t] = 0;
+  });
 }
 
 // True if a sequence can change the update. Without a KL term, an entropy bonus and a move from the
@@ -586,10 +642,11 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   begin_activity("updating the weights");
   UpdateSums updates;
   double packing_time = 0;
+  const UpdateContext context{in.step, in.reference};
   const bool updates_weights = in.journal == nullptr || in.journal->updates_weights();
   if (out.rewarded_count > 0 && updates_weights) {
     std::vector<PolicyUpdate> minibatches =
-        pack_minibatches(in.comm, in.learner, groups, advantages, config, in.reference);
+        pack_minibatches(in.comm, in.learner, groups, advantages, config, context);
     packing_time = clock.lap("packing");
     if (in.reference.model != nullptr && !config.grpo.distills())
       set_log_probs(in.comm, in.learner, minibatches, config, &PolicyBatch::ref_logprob,
@@ -603,8 +660,8 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         for (PolicySequence& s : update.sequences)
           std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
-    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, in.step,
-                            in.reference);
+    updates =
+        update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, context);
   }
   const double update_time = clock.lap("update");
   if (in.journal != nullptr) in.journal->end(in, groups);
@@ -650,7 +707,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
                                            const GrpoSections& config,
-                                           const ReferencePolicy& reference) {
+                                           const UpdateContext& context) {
   const int64_t parts = config.grpo.num_minibatches;
   const double least_entropy =
       config.grpo.top_entropy_quantile < 1 ? entropy_threshold(comm, groups, config) : 0;
@@ -661,7 +718,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
     const int64_t end = config.batch.prompts_per_step * (m + 1) / parts;  // prompts of the step
     for (; group != groups.end() && group->index < end; ++group) {
       std::vector<int32_t> prompt;
-      if (reference.prompt) prompt = reference.prompt(group->example);
+      if (context.reference.prompt) prompt = context.reference.prompt(group->example);
       for (const ScoredCompletion& c : group->completions)
         if (!std::isnan(c.reward))
           sequences.push_back(sequence_of(c, advantages[static_cast<size_t>(c.index)],
@@ -672,6 +729,8 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
     // No update at all: even with a zero gradient AdamW's decay and momentum would move the
     // weights.
     if (totals.tokens == 0) continue;
+    if (config.grpo.covariance_clip > 0)
+      clip_covariance(comm, sequences, config, context.step * parts + m);
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
     const RankLoad load =
         balance(comm, learner.model(), sequences, config.batch.completions_per_step());
@@ -689,7 +748,7 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
 
 UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
-                         double learning_rate, int64_t step, const ReferencePolicy& reference) {
+                         double learning_rate, const UpdateContext& context) {
   UpdateSums sums;
   const auto correct_log_probs = [&](double deviation) {
     reduce_in_place(comm, {&deviation}, Reduce::kMax);
@@ -704,7 +763,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
   };
   // The ratios of the first minibatch are known with its loss.
   const int64_t every = config.grpo.ratio_check_every;
-  if (every > 0 && step % every == 0 && minibatches.size() > 1) {
+  if (every > 0 && context.step % every == 0 && minibatches.size() > 1) {
     double deviation = 0;
     for (const double log_ratio :
          log_ratios(comm, learner, std::span(minibatches).subspan(1), config, SIZE_MAX)) {
@@ -717,7 +776,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
     for (PolicyUpdate& minibatch : minibatches) {
       const bool on_policy = iteration == 0 && &minibatch == &minibatches.front();
       const auto update = [&](const Learner::Accept& accept) {
-        return update_on(learner, minibatch, config, reference, on_policy, learning_rate, accept);
+        return update_on(learner, minibatch, config, context.reference, on_policy, learning_rate, accept);
       };
       Learner::Update done =
           update(on_policy && sums.ratio_deviation == 0 ? has_exact_ratios : nullptr);
@@ -729,7 +788,7 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
       sums.load.add(minibatch.load);
     }
   const int64_t kl_every = config.grpo.kl_check_every;
-  if (kl_every > 0 && (step + 1) % kl_every == 0 && !minibatches.empty())
+  if (kl_every > 0 && (context.step + 1) % kl_every == 0 && !minibatches.empty())
     for (const double log_ratio :
          log_ratios(comm, learner, std::span(minibatches).first(1), config, 1))
       sums.step_kl.add(kernels::k3(log_ratio).value);

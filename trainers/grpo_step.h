@@ -107,15 +107,20 @@ struct PolicyUpdate {
   void unpack();
 };
 
+// What the updates of a step depend on besides their minibatches.
+struct UpdateContext {
+  int64_t step = 0;                // address of the random numbers
+  ReferencePolicy reference = {};  // its prompts are packed; needed if config.grpo.distills()
+};
+
 // The optimiser updates of a step, after balance(), packed. An update without a token in the loss
 // mask of any rank is left out. `advantages`: those of all completions of the step, by their index;
-// with credit: turn those of the turns that the groups have count. `reference`: its prompts are
-// packed too.
+// with credit: turn those of the turns that the groups have count.
 std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
                                            std::span<const Group> groups,
                                            std::span<const double> advantages,
                                            const GrpoSections& config,
-                                           const ReferencePolicy& reference = {});
+                                           const UpdateContext& context = {});
 
 // num_iterations passes over the minibatches. Before the first update the weights are those that
 // sampled, so the ratios of its minibatch must be exactly 1, and so must those of the other
@@ -123,10 +128,9 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
 // recorded log-probs are wrong: they are recomputed for all minibatches before the update is made.
 // Every config.grpo.kl_check_every steps UpdateSums::step_kl is measured after the last update, on
 // each rank's first micro batch. All of it is within memory (Learner::within_memory()): minibatches
-// may be packed anew. `reference`: needed if config.grpo.distills().
+// may be packed anew.
 UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
-                         double learning_rate, int64_t step = 0,
-                         const ReferencePolicy& reference = {});
+                         double learning_rate, const UpdateContext& context = {});
 
 }  // namespace cohort

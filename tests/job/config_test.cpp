@@ -196,7 +196,8 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: task}], surrogate: sapo,\n"
       "     baseline: batch, sapo_tau_pos: 1.5, sapo_tau_neg: 2.5, importance_level: sequence,\n"
       "     trust_region: kl, trust_low: 0.3, trust_high: 0.4, off_policy_mask: 2,\n"
-      "     old_kl_coef: 0.1, environment: {name: command,\n"
+      "     old_kl_coef: 0.1, loss: f, advantage: g, rejection: [token_k3 > 1, seq_sum_k1 < 2],\n"
+      "     covariance_clip: 0.1, environment: {name: command,\n"
       "       run: python3 e.py, directory: sub, tool_schemas: t.json, workers: 2,\n"
       "       concurrent: 3, memory: 100, timeout: 4, start_timeout: 50}}\n"
       "  - {trainer: grpo, data: {task: parity}, rewards: [{name: environment}], credit: turn,\n"
@@ -205,6 +206,9 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "'${Z}'},\n"
       "       ca_file: ca.pem, starts: yes, proxy: 'http://c.org', retries: 3, outage_minutes: "
       "7}}\n"
+      "  - {trainer: grpo, data: {task: parity}, rewards: [], preset: opd, kl_estimator: jsd,\n"
+      "     jsd_weight: 0.3, kl_top_k: 5, reference: teacher, reference_prompt: 'x{prompt}',\n"
+      "     entropy_target: 0.3}\n"
       "  - {trainer: dpo, data: {jsonl: {path: pairs.jsonl, rejected: '{bad}'}, split_by:\n"
       "       [question|problem, x]},\n"
       "     preference: {loss: robust, beta: 0.2, label_smoothing: 0.1, length_normalized: yes,\n"
@@ -226,7 +230,9 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
   EXPECT_EQ(dump_plan(again), dumped);
   EXPECT_EQ(again.name, plan.name);
   EXPECT_EQ(again.output_dir, plan.output_dir);
-  ASSERT_EQ(again.stages.size(), 9u);
+  ASSERT_EQ(again.stages.size(), 10u);
+  EXPECT_TRUE(again.stages[6].grpo.reference.starts_with("/"));
+  EXPECT_EQ(again.stages[6].batch.num_generations, 1);
   EXPECT_EQ(again.stages[0].optimizer.adam_beta2, 0.123456789012345678);
   ASSERT_EQ(again.stages[0].eval.sets.size(), 2u);
   EXPECT_EQ(again.stages[0].eval.sets[1].path, plan.stages[0].eval.sets[1].path);

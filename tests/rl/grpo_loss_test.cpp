@@ -153,6 +153,7 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
   for (const auto& [surrogate, surrogate_name, surrogate_clips] : kSurrogates)
     for (const auto& [level, level_name] : kRatioLevels)
       for (const auto& [estimator, estimator_name] : kKlEstimators) {
+        if (kernels::is_divergence(estimator)) continue;
         SCOPED_TRACE(str(surrogate_name, " of a ", level_name, " with ", estimator_name));
         expect_definition({.surrogate = surrogate,
                            .importance_sampling_level = level,
