@@ -136,7 +136,7 @@ struct HeadTeacher {
   kernels::DivergenceDesc desc = {};
 };
 // Its divergence from the student, and the loss's gradient with respect to it, [T] each.
-struct HeadDivergence {
+struct TeacherTerm {
   const HeadTeacher& teacher;
   Tensor &divergence, &ddivergence;
 };
@@ -147,8 +147,8 @@ struct HeadLogprobForward {
   const Tensor& targets;            // [T] i32
   kernels::HeadDesc desc = {};
   const HeadLossGradients* gradients = nullptr;
-  Tensor bias = {};  // [V]; undefined: none
-  const HeadDivergence* divergence = nullptr;  // known when set_dlogprob() is called
+  Tensor bias = {};                      // [V]; undefined: none
+  const TeacherTerm* teacher = nullptr;  // its divergence is known when set_dlogprob() is called
 };
 void head_logprob_forward(const HeadLogprobForward& args);
 // Recomputes the logits. On CUDA dx may use split-K over V, so its bits depend on the chunk; dw is
@@ -214,6 +214,7 @@ struct PolicyLossInputs {
 struct HostLossArgs {
   const Tensor &logprob, &entropy;  // [L], of the present policy
   const PolicyLossInputs& inputs;
+  double beta;                  // loss_desc.beta
   Tensor &dlogprob, &dentropy;  // [L]; dentropy is undefined, and may stay so: zero
 };
 // The surrogate, the KL penalty and the entropy bonus of kernels/policy_loss.h, and the sums for

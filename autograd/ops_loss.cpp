@@ -111,8 +111,8 @@ class LogitGradients {
 void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor& logits,
                      Tensor& rows, Tensor& lse,
                      const std::function<void(const kernels::HeadDivergence*)>& fn) {
-  if (args.divergence == nullptr) return fn(nullptr);
-  const auto& [teacher, divergence, ddivergence] = *args.divergence;
+  if (args.teacher == nullptr) return fn(nullptr);
+  const auto& [teacher, divergence, ddivergence] = *args.teacher;
   const int64_t count = logits.dim(0), vocab = logits.dim(1);
   COHORT_CHECK(teacher.w.dim(0) >= vocab && teacher.x.dim(0) == args.x.dim(0),
                "[head] expected a teacher of at least ", vocab, " tokens at ", args.x.dim(0),
@@ -153,9 +153,9 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, loss->dbias, rows);
   // The factors of unit gradients are applied to rows of x, which a bias does not have.
   const bool unit = loss != nullptr && !loss->dentropy.defined() && !args.bias.defined() &&
-                    args.divergence == nullptr && kernels::has_unit_gradients(args.w);
+                    args.teacher == nullptr && kernels::has_unit_gradients(args.w);
   Tensor values, teacher_lse;  // of the divergence's rows
-  if (args.divergence != nullptr) {
+  if (args.teacher != nullptr) {
     teacher_lse = Tensor::empty_like(args.lse);
     values = Tensor::empty({args.x.dim(0), kernels::kDivergenceRowSize}, args.lse.dtype(),
                            args.lse.device());
@@ -185,7 +185,7 @@ void head_logprob_forward(const HeadLogprobForward& args) {
              .begin = begin,
              .temperature = args.desc.temperature,
              .divergence = divergence,
-             .ddivergence = divergence != nullptr ? args.divergence->ddivergence : Tensor()});
+             .ddivergence = divergence != nullptr ? args.teacher->ddivergence : Tensor()});
       gradients->add(begin, dz, unit ? loss->dlogprob : Tensor());
     };
     with_divergence(args, begin, logits, values, teacher_lse, add_gradients);
@@ -266,7 +266,7 @@ using SetDlogprob = std::function<void(HeadRows& rows, int64_t begin, int64_t co
 // returns all log-probs.
 Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& desc,
                 const SetDlogprob& set_dlogprob, bool with_entropy = false,
-                const HeadDivergence* divergence = nullptr) {
+                const TeacherTerm* teacher = nullptr) {
   const Tensor& x = out.hidden.value();
   const auto& [w, bias] = out.head;
   HeadRows rows(x);
@@ -292,7 +292,7 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
                         .desc = desc,
                         .gradients = with_gradients ? &gradients : nullptr,
                         .bias = bias.value(),
-                        .divergence = divergence});
+                        .teacher = teacher});
   if (!with_gradients) set_dlogprob(rows, 0, x.rows());
   return rows.logprob;
 }
@@ -343,18 +343,18 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
     NoGradGuard no_grad;
     const TokenLogProbs now = token_log_probs(hidden, head, targets, desc);
     host_dlogprob = Tensor::empty_like(now.logprob.value());
-    host_value = (*inputs.host_loss)(
-        {now.logprob.value(), now.entropy.value(), inputs, host_dlogprob, host_dentropy});
+    host_value = (*inputs.host_loss)({now.logprob.value(), now.entropy.value(), inputs,
+                                      loss_desc.beta, host_dlogprob, host_dentropy});
   }
   const bool has_bonus = loss_desc.entropy_coef != 0,
              with_entropy = has_bonus || host_dentropy.defined();
-  std::optional<HeadDivergence> divergence;
+  std::optional<TeacherTerm> teacher;
   Tensor value, gradient;
   if (inputs.teacher) {
     value = Tensor::empty_like(inputs.weight);
     gradient = Tensor::empty_like(inputs.weight);
     kernels::scale({gradient, inputs.weight, loss_desc.beta});
-    divergence.emplace(*inputs.teacher, value, gradient);
+    teacher.emplace(*inputs.teacher, value, gradient);
   }
   const auto compute_terms = [&](HeadRows& rows, int64_t begin, int64_t count) {
     kernels::policy_loss_terms({.dlogprob = rows.dlogprob,
@@ -374,12 +374,11 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
                                 .divergence = value});
     for (const auto& [to, from] :
          {std::pair{&rows.dlogprob, &host_dlogprob}, {&rows.dentropy, &host_dentropy}})
-      if (from->defined())
-        to->narrow(0, begin, count).copy_(from->narrow(0, begin, count));
+      if (from->defined()) to->narrow(0, begin, count).copy_(from->narrow(0, begin, count));
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
-  const Tensor logprob = run_head(out, targets, desc, compute_terms, with_entropy,
-                                  divergence ? &*divergence : nullptr);
+  const Tensor logprob =
+      run_head(out, targets, desc, compute_terms, with_entropy, teacher ? &*teacher : nullptr);
   out.loss = Tensor::empty({1}, logprob.dtype(), device);
   out.stats = kernels::PolicyLossStats::zeros(device);
   kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});

@@ -256,6 +256,8 @@ int run(int argc, char** argv) {
   const TrainConfig config = load_plan(path, overrides).stages.back();
   if (config.num_threads > 0) set_num_threads(static_cast<int>(config.num_threads));
   const ModelConfig model_config = model_of(config);
+  if (config.grpo.distills() == teacher.empty())
+    throw InputError("--teacher goes with beta=1 and kl_estimator=reverse, forward or jsd");
   if (!teacher.empty()) grpo.teacher = model_of(load_plan(teacher, {}).stages.back());
   const auto named = [&](const std::string& name) {
     return std::any_of(only.begin(), only.end(),

@@ -85,11 +85,7 @@ void ChatRenderer::render_conversation(Example& example) const {
   example.loss_spans = std::move(all.assistant);
 }
 
-std::string ChatRenderer::prompt_asking(const Example& example, const std::string& question) const {
-  Json::Array messages = example.conversation.as_array();
-  const auto last = std::ranges::find_if(
-      messages.rbegin(), messages.rend(), [](const Json& m) { return has_role(m, "user"); });
-  if (last != messages.rend()) last->set("content", question);
+std::string ChatRenderer::prompt_of(const Json& messages, const Example& example) const {
   return format_.with(example.template_variables).prompt(messages);
 }
 

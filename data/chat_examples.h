@@ -27,9 +27,8 @@ class ChatRenderer {
   // assistant's message. data.system is prepended unless the example has a system message. Throws
   // InputError naming the example if the template rejects it.
   void render(Example& example) const;
-  // The prompt of an example that has been rendered with kAsk, with `question` in place of its last
-  // message of the user.
-  std::string prompt_asking(const Example& example, const std::string& question) const;
+  // The prompt of other messages, under the template variables of an example.
+  std::string prompt_of(const Json& messages, const Example& example) const;
   // Truncates the messages of a rendered example and renders them again, so that its prompt has at
   // most `max_prompt` tokens, or those of the template alone if they are more: the contents of the
   // earliest messages lose their start, that of a system message last. The last answer stays whole;

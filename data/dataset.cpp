@@ -251,13 +251,23 @@ Example prompt_of(const DataConfig& config, const Tokenizer& tokenizer, const Js
 
 std::vector<int32_t> prompt_with(const FieldTemplate& text, const Example& example,
                                  const Dataset& data) {
+  Json::Array messages;
+  if (data.chat != nullptr) messages = example.conversation.as_array();
+  const auto last = std::ranges::find_if(messages.rbegin(), messages.rend(), [](const Json& m) {
+    return has_role(m, "user") && m.find_text("content") != nullptr;
+  });
+  if (data.chat != nullptr && last == messages.rend())
+    throw InputError(str("reference_prompt: ", example.where,
+                         " has no message of the user with a text in whose place it could be"));
   Json fields = example.fields;
-  fields.set("prompt", data.chat != nullptr ? example.question : example.prompt);
+  fields.set("prompt", data.chat != nullptr ? *last->find_text("content") : example.prompt);
   if (fields.find("solution") == nullptr) fields.set("solution", example.solution);
   if (fields.find("answer") == nullptr) fields.set("answer", example.answer);
-  const std::string rendered = text.render(fields, example.where);
-  const std::string prompt =
-      data.chat != nullptr ? data.chat->prompt_asking(example, rendered) : rendered;
+  std::string prompt = text.render(fields, example.where);
+  if (data.chat != nullptr) {
+    last->set("content", prompt);
+    prompt = data.chat->prompt_of(messages, example);
+  }
   return encode_prompt(
       {.prompt = prompt, .whole_text = example.whole_text, .special = example.special},
       *data.tokenizer);

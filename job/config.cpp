@@ -43,11 +43,9 @@ constexpr std::pair<std::string_view, Paths (*)(const TrainConfig&)> kPathKeys[]
     {"environment.tool_schemas",
      [](const TrainConfig& c) { return Paths{c.environment.tool_schemas}; }}};
 
-// True if the value of `reference` is no folder.
-bool names_reference(const ConfigNode& node) {
-  GrpoConfig config;
-  config.reference = node.text().value_or("base");
-  return config.reference_type() != ReferenceType::kFolder;
+// True if the value of `reference` is a folder.
+bool names_folder(const ConfigNode& node) {
+  return reference_type(node.text().value_or("base")) == ReferenceType::kFolder;
 }
 
 // True for keys that take several files, folders and patterns.
@@ -181,7 +179,7 @@ class RelativePaths {
         if (ConfigNode* path = set.find("path")) resolve_path(*path);
     for (const auto& [key, inputs] : kPathKeys) {
       ConfigNode* node = node_at(map, key);
-      if (node == nullptr || (key == "reference" && names_reference(*node))) continue;
+      if (node == nullptr || (key == "reference" && !names_folder(*node))) continue;
       if (node->kind == ConfigNode::Kind::kList && is_list(key))
         for (ConfigNode& item : node->items) resolve_path(item);
       else
@@ -198,7 +196,10 @@ class RelativePaths {
         if (origin == origins_.end() || fs::exists(path, error) || error || pattern) continue;
         const auto& [given, base] = origin->second;
         const bool names_model = key == "model.path" || key == "data.tokenizer_path";
-        const std::string hint = names_model ? hub_hint(given, path) : "";
+        const std::string hint = names_model ? hub_hint(given, path)
+                                 : key == "reference"
+                                     ? "; hint: base, start, policy, or the folder of a model"
+                                     : "";
         missing.push_back(str(key, ": ", path, ": No such file or directory; the relative path '",
                               given, "' was counted from ", base,
                               hint.empty() ? "; hint: check the path" : hint));
@@ -415,25 +416,23 @@ void validate_selection(const DataConfig& data, const BatchConfig& batch) {
       "data.too_long: only problems of data.jsonl can be truncated or skipped; hint: leave it out");
 }
 
-bool has_rewards(const TrainConfig& config) {
-  return std::ranges::any_of(config.rewards, [](const auto& r) { return r.weight != 0; });
-}
-
 void validate_grpo(const TrainConfig& config) {
   if (config.batch.trainer != TrainerType::kGrpo) return;
-  const bool rewarded = has_rewards(config);
+  const bool rewarded = config.has_rewards();
   require(rewarded || config.grpo.has_teacher(),
           "rewards: trainer grpo needs at least one reward, with a weight other than 0; hint: "
           "rewards: [{name: NAME}]; `cohort train --keys` lists them; or a teacher: preset=opd "
           "reference=FOLDER");
-  require(rewarded || config.grpo.dynamic_sampling_rounds == 0,
-          "dynamic_sampling_rounds: replaces groups by their rewards, and there are none; hint: "
-          "leave it out");
-  require(!rewarded || config.batch.num_generations > 1 ||
-              config.grpo.baseline != Baseline::kGroup || !config.grpo.advantage.empty(),
-          "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
-          "reward relative to the others of its prompt; hint: num_generations=8, or "
-          "baseline=batch");
+  require(rewarded || (config.grpo.dynamic_sampling_rounds == 0 &&
+                       config.data.curriculum != Curriculum::kOnline),
+          "dynamic_sampling_rounds, data.curriculum: online: select prompts by their rewards, and "
+          "there are none; hint: leave them out");
+  require(
+      !rewarded || config.batch.num_generations > 1 || config.grpo.baseline != Baseline::kGroup ||
+          !config.grpo.advantage.empty(),
+      "num_generations: 1 leaves nothing to compare: the advantage of a completion is its "
+      "reward relative to the others of its prompt; hint: num_generations=8, baseline=batch, or "
+      "advantage=NAME, a function that is given to cohort.train()");
   require(config.grpo.credit == Credit::kCompletion ||
               (config.environment.is_set() &&
                std::ranges::count_if(
@@ -464,9 +463,10 @@ void validate_grpo(const TrainConfig& config) {
               config.grpo.reference_type() == ReferenceType::kStart,
           "ref_sync_every: with lora the reference is the model without adapters, which never "
           "changes; hint: reference=start, or leave ref_sync_every out");
-  require(config.grpo.reference_prompt.empty() || !config.environment.is_set(),
-          "reference_prompt: an environment may begin its dialogues with other prompts; hint: leave "
-          "one of them out");
+  require(
+      config.grpo.reference_prompt.empty() || !config.environment.is_set(),
+      "reference_prompt: an environment may begin its dialogues with other prompts; hint: leave "
+      "one of them out");
   const int64_t limit = config.sampling.max_completion_length;
   for (const RewardConfig& reward : config.rewards)
     require(reward.max_length > 0 || reward.buffer <= limit,
@@ -602,7 +602,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
     TrainConfig defaults =
         default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0);
-    if (first.grpo.preset == "opd" && !has_rewards(first)) defaults.batch.num_generations = 1;
+    if (first.grpo.preset == "opd" && !first.has_rewards()) defaults.batch.num_generations = 1;
     TrainConfig& config = plan.stages.emplace_back(read(std::move(defaults)));
     remove_earlier_values(config);
     config.stage = static_cast<int64_t>(i);
@@ -704,6 +704,13 @@ void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {
     bind("advantage", stage.grpo.advantage, callbacks.advantages, stage.grpo.advantage_function);
     stage.grpo.validate();
   }
+  for (const auto& [key, is_given] :
+       {std::pair{"loss", !callbacks.losses.empty()}, {"advantage", !callbacks.advantages.empty()}})
+    require(!is_given || std::ranges::any_of(plan.stages,
+                                             [](const TrainConfig& stage) {
+                                               return stage.batch.trainer == TrainerType::kGrpo;
+                                             }),
+            str(key, ": a function was given, and no stage has trainer: grpo"));
   if (callbacks.rewards.empty() && callbacks.environments.empty()) return;
   std::vector<std::string> names;
   for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);

@@ -90,6 +90,9 @@ struct TrainConfig {
   operator EvalSections() const {
     return {eval, batch, data, sampling, static_cast<uint64_t>(seed)};
   }
+  bool has_rewards() const {
+    return std::ranges::any_of(rewards, [](const RewardConfig& r) { return r.weight != 0; });
+  }
   operator GrpoSections() const { return {grpo, batch, sampling, static_cast<uint64_t>(seed)}; }
   void visit(ConfigVisitor& v) {
     v.choice("trainer", batch.trainer, kTrainerNames,

@@ -5,7 +5,6 @@
 #include "core/log.h"
 #include "core/sizes.h"
 #include "data/data_check.h"
-#include "data/parallel_try.h"
 #include "job/preview.h"
 #include "job/resources.h"
 #include "trainers/across_ranks.h"
@@ -240,30 +239,16 @@ Reference::Reference(const StageSetup& setup, const Transformer& model,
     : config_(setup.config), trained_(model) {
   const ReferenceType type = config_.grpo.reference_type();
   if (config_.batch.trainer != TrainerType::kGrpo || config_.grpo.beta == 0) return;
-  if (type == ReferenceType::kFolder)
+  if (is_teacher() && state.finished) return;  // nothing is left to learn from it
+  if (!is_teacher()) state.teacher.clear();
+  if (is_teacher())
     load_teacher(setup, data, state);
   else if (type == ReferenceType::kStart ||
            (type == ReferenceType::kBase && model.config().lora.rank == 0))
     load_own(setup, checkpoint);
-  if (!config_.grpo.reference_prompt.empty()) set_prompt(data);
-}
-
-void Reference::set_prompt(const Dataset& data) {
-  const int64_t limit =
-      policy().model->config().context - config_.sampling.max_completion_length;
-  prompt_ = [this, &data, limit, text = FieldTemplate("reference_prompt",
-                                                      config_.grpo.reference_prompt)](
-                const Example& example) {
-    std::vector<int32_t> tokens = prompt_with(text, example, data);
-    if (tokens.empty() || std::ssize(tokens) > limit)
-      throw InputError(str("reference_prompt: ", example.where.empty() ? "a problem" : example.where,
-                           " gives ", tokens.size(), " tokens, expected 1 to ", limit,
-                           ", the context of the reference less max_completion_length; hint: a "
-                           "shorter template or max_completion_length, or data.too_long=skip"));
-    return tokens;
-  };
-  if (data.task == nullptr)
-    parallel_try(data.train->size(), 64, [&](int64_t i) { prompt_(data.train->get(i)); });
+  if (!config_.grpo.reference_prompt.empty())
+    prompt_ =
+        reference_prompt(config_, data, model.config().context, policy().model->config().context);
 }
 
 void Reference::load_teacher(const StageSetup& setup, const Dataset& data, TrainState& state) {
@@ -274,9 +259,13 @@ void Reference::load_teacher(const StageSetup& setup, const Dataset& data, Train
   });
   const std::string found = model_fingerprint(loaded);
   if (!state.teacher.empty() && state.teacher != found)
-    throw InputError(str("reference: ", folder, " is not the model that the stage has learned from: "
-                         "its fingerprint is ", found, ", and was ", state.teacher,
+    throw InputError(str("reference: ", folder,
+                         " is not the model that the stage has learned from: "
+                         "its fingerprint is ",
+                         found, ", and was ", state.teacher,
                          "; hint: restore its files, or start a run with init_from"));
+  if (setup.is_main() && state.teacher.empty() && state.step > 0)
+    logging::info("reference: ", folder, " is the teacher from step ", state.step, " on");
   state.teacher = found;
   model_ = std::move(loaded.model);
 }

@@ -61,7 +61,6 @@ class Reference : NonCopyable {
 
  private:
   bool is_teacher() const { return config_.grpo.reference_type() == ReferenceType::kFolder; }
-  void set_prompt(const Dataset& data);
   void load_teacher(const StageSetup& setup, const Dataset& data, TrainState& state);
   void load_own(const StageSetup& setup, const std::string& checkpoint);
 

@@ -5,7 +5,9 @@
 #include <set>
 
 #include "core/log.h"
+#include "core/progress.h"
 #include "data/class_examples.h"
+#include "data/parallel_try.h"
 #include "job/checkpoint.h"
 #include "rl/process_spawner.h"
 #include "text/utf8.h"
@@ -276,6 +278,13 @@ StagePreview preview_stage(const TrainConfig& config, ModelDescription& start,
   if (config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&
       config.grpo.reference_type() == ReferenceType::kFolder)
     out.teacher = check_teacher(config, start.config, *data.tokenizer);
+  if (config.batch.trainer == TrainerType::kGrpo && !config.grpo.reference_prompt.empty()) {
+    const auto prompt = reference_prompt(config, data, start.config.context,
+                                         out.teacher ? out.teacher->context : start.config.context);
+    begin_activity("checking the prompts of the reference");
+    parallel_try(std::min<int64_t>(data.train->size(), data.task != nullptr ? 1000 : INT64_MAX), 64,
+                 [&](int64_t i) { prompt(data.train->get(i)); });
+  }
   check_start(config, out);
   check_stops(config, data, out);
   check_template(config, data, out);
@@ -344,7 +353,7 @@ std::vector<std::string> TrainConfig::warnings() const {
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
         "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "
         "mass that top_k, top_p and min_p leave out; hint: importance_weights=truncate");
-  for (const auto& lines : {grpo.warnings(sampling.restricts()), grpo.advice()})
+  for (const auto& lines : {grpo.warnings(sampling.restricts(), has_rewards()), grpo.advice()})
     out.insert(out.end(), lines.begin(), lines.end());
   if (grpo.ref_sync_every > batch.steps)
     out.push_back(str("ref_sync_every: ", grpo.ref_sync_every, " of ", batch.steps,
@@ -365,34 +374,57 @@ ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model) 
   return config.init_from.empty() ? ContextLimit::kMayGrow : model.context_limit();
 }
 
+std::function<std::vector<int32_t>(const Example&)> reference_prompt(const TrainConfig& config,
+                                                                     const Dataset& data,
+                                                                     int64_t context,
+                                                                     int64_t reference_context) {
+  return [&config, &data, context, reference_context,
+          text = FieldTemplate("reference_prompt", config.grpo.reference_prompt)](
+             const Example& example) {
+    std::vector<int32_t> tokens = prompt_with(text, example, data);
+    const int64_t own = std::ssize(encode_prompt(example, *data.tokenizer)),
+                  completion = std::min(config.sampling.max_completion_length, context - own);
+    if (tokens.empty() || std::ssize(tokens) + completion > reference_context)
+      throw InputError(
+          str("reference_prompt: ",
+              example.where.empty() ? "the prompt " + excerpt(example.prompt) : example.where,
+              " becomes ", tokens.size(), " tokens, which with a completion of ", completion,
+              " exceed the reference's context, ", reference_context,
+              ", or are none; hint: a shorter template or max_completion_length"));
+    return tokens;
+  };
+}
+
 ModelConfig check_teacher(const TrainConfig& config, const ModelConfig& student,
                           const Tokenizer& tokenizer) {
   const std::string& folder = config.grpo.reference;
   const auto require = [&](bool ok, const std::string& reason) {
     if (!ok) throw InputError(str("reference: ", folder, reason));
   };
-  require(path_exists(folder), " is no folder here, and none of base, start and policy; hint: check "
-                               "the path");
+  require(path_exists(folder),
+          " is no folder here, and none of base, start and policy; hint: check "
+          "the path");
   const ModelDescription teacher =
       load_found(folder, [](const std::string& from) { return describe_model(from); });
   require(!teacher.config.is_encoder(), " is an encoder, which has no next token");
   require(teacher.config.context >= student.context,
           str(" has a context of ", teacher.config.context, " tokens, and the policy's is ",
               student.context, "; hint: model.context=", teacher.config.context));
-  const auto bytes = [](const Tokenizer& of, int32_t id) {
-    return of.decode(std::span(&id, 1), SpecialText::kShow) + of.token_text(id).bytes;
+  const auto shown = [](const Tokenizer& of, int32_t id) {
+    return of.decode(std::span(&id, 1), SpecialText::kShow);
   };
   const int64_t count = tokenizer.vocab_size();
-  require(teacher.tokenizer->vocab_size() >= count &&
-              teacher.config.vocab_size >= student.vocab_size,
-          str(" has a head of ", teacher.config.vocab_size, " tokens, ",
-              teacher.tokenizer->vocab_size(), " of them in its tokenizer, and the policy ",
-              student.vocab_size, " and ", count, "; hint: a teacher with the policy's tokenizer"));
+  require(
+      teacher.tokenizer->vocab_size() >= count && teacher.config.vocab_size >= student.vocab_size,
+      str(" has a head of ", teacher.config.vocab_size, " tokens, ",
+          teacher.tokenizer->vocab_size(), " of them in its tokenizer, and the policy ",
+          student.vocab_size, " and ", count, "; hint: a teacher with the policy's tokenizer"));
   for (int32_t id = 0; id < count; ++id)
-    require(bytes(tokenizer, id) == bytes(*teacher.tokenizer, id),
+    require(shown(tokenizer, id) == shown(*teacher.tokenizer, id) &&
+                tokenizer.token_text(id).bytes == teacher.tokenizer->token_text(id).bytes,
             str(" has another tokenizer: token ", id, " is ",
-                excerpt(bytes(*teacher.tokenizer, id)), ", and the policy's is ",
-                excerpt(bytes(tokenizer, id)), "; hint: a teacher with the policy's tokenizer"));
+                excerpt(shown(*teacher.tokenizer, id)), ", and the policy's is ",
+                excerpt(shown(tokenizer, id)), "; hint: a teacher with the policy's tokenizer"));
   return teacher.config;
 }
 

@@ -1,6 +1,7 @@
 // Checks and estimates a plan without training it.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -22,16 +23,25 @@ ContextLimit context_limit(const TrainConfig& config, const ModelConfig& model);
 ModelConfig check_teacher(const TrainConfig& config, const ModelConfig& student,
                           const Tokenizer& tokenizer);
 
+// The prompt that the reference of a stage reads for a problem, by reference_prompt. It throws
+// InputError naming the problem where the prompt is empty or, with the longest completion that the
+// policy may write after its own prompt, longer than the reference's context. `data` must outlive
+// it.
+std::function<std::vector<int32_t>(const Example&)> reference_prompt(const TrainConfig& config,
+                                                                     const Dataset& data,
+                                                                     int64_t context,
+                                                                     int64_t reference_context);
+
 // Warning if the learning rate is more than ten times the default, and the model a trained one of
 // at least 50M parameters (small ones learn at higher rates); empty: none.
 std::string rate_warning(const TrainConfig& config, const ModelConfig& model);
 
 struct StagePreview {
-  ModelConfig model;  // resolved, with its vocabulary
+  ModelConfig model;                   // resolved, with its vocabulary
   std::optional<ModelConfig> teacher;  // (grpo) that of the folder `reference`; nullopt: none
-  DataLengths lengths;        // training data
-  int64_t held_out = 0;       // problems, or tokens of text
-  int64_t held_out_size = 0;  // problems there are before eval.size
+  DataLengths lengths;                 // training data
+  int64_t held_out = 0;                // problems, or tokens of text
+  int64_t held_out_size = 0;           // problems there are before eval.size
   // The first training problems (sft, grpo).
   std::vector<Example> examples;
   // (grpo, and where a program is eval.correct.reward) Rewards of the solution of each: "task 1,

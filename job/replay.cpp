@@ -286,8 +286,8 @@ std::vector<Part> find_parts(const Target& target, int64_t step) {
     if (s < step && parts.back().config.grpo.has_functions())
       throw InputError(str("--step ", step, ": step ", s,
                            " before it has a loss or advantages by functions of a Python program, "
-                           "which a replay does not call; hint: --step ", s,
-                           ", the first one after a checkpoint"));
+                           "which a replay does not call; hint: --step ",
+                           s, ", the first one after a checkpoint"));
   }
   return parts;
 }

@@ -102,10 +102,10 @@ std::string memory_plan(const RunPlan& plan, const std::vector<StagePreview>& st
 
 int64_t checkpoint_bytes(const TrainConfig& config, const ModelConfig& model) {
   const ModelSize size = model_size(model);
-  const bool reference = config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&
-                         config.grpo.reference_type() < ReferenceType::kPolicy &&
-                         (size.adapters == 0 ||
-                          config.grpo.reference_type() == ReferenceType::kStart);
+  const bool reference =
+      config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0 &&
+      config.grpo.reference_type() < ReferenceType::kPolicy &&
+      (size.adapters == 0 || config.grpo.reference_type() == ReferenceType::kStart);
   const int64_t weights = static_cast<int64_t>(dtype_size(config.dtype)) * size.trained();
   return (reference ? 2 : 1) * weights +
          optimizer_bytes(config.optimizer, model, config.dtype, {}).saved;

@@ -113,9 +113,11 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
     for (const auto& [key, name, bound] :
          {std::tuple{"loss", &stage.grpo.loss, stage.grpo.loss_function != nullptr},
           {"advantage", &stage.grpo.advantage, stage.grpo.advantage_function != nullptr}})
-      if (!name->empty() && !bound)
-        throw InputError(str(key, ": ", *name, " is a function of a Python program; hint: "
-                             "cohort.train(..., ", key, "=", *name, ")"));
+      if (stage.batch.trainer == TrainerType::kGrpo && !name->empty() && !bound)
+        throw InputError(str(key, ": ", *name,
+                             " is a function of a Python program; hint: "
+                             "cohort.train(..., ",
+                             key, "=", *name, "), also to resume a run"));
   set_watchdog(plan.stages[0]);
   begin_activity("preparing the run");
   prepare_programs(plan);

@@ -110,8 +110,7 @@ COHORT_HD T finish_divergence(DivergenceRow<T>& row, DivergenceTerms sum, double
     sum.divergence += others.divergence;
     sum.to_mixture += others.to_mixture;
   }
-  row.center =
-      static_cast<T>(desc.kind == KlEstimator::kJsd ? sum.to_mixture : sum.divergence);
+  row.center = static_cast<T>(desc.kind == KlEstimator::kJsd ? sum.to_mixture : sum.divergence);
   return static_cast<T>(sum.divergence);
 }
 

@@ -50,9 +50,9 @@ bool has_unit_gradients(const Tensor& w);
 // The divergence of tokens [begin, begin + n) from a teacher, see kernels/divergence.h. Equal
 // logits give exactly 0, and no gradient.
 struct HeadDivergence {
-  Tensor &divergence, &rows;               // [T]; [T, 5]: DivergenceRow, for the gradients
-  const Tensor &logits, &teacher_logits;   // [n, V], rows with any stride
-  const Tensor &lse, &teacher_lse;         // [T], as head_statistics() has them
+  Tensor &divergence, &rows;              // [T]; [T, 5]: DivergenceRow, for the gradients
+  const Tensor &logits, &teacher_logits;  // [n, V], rows with any stride
+  const Tensor &lse, &teacher_lse;        // [T], as head_statistics() has them
   int64_t begin = 0;
   double temperature = 1;
   DivergenceDesc desc = {};

@@ -22,9 +22,10 @@ PolicyLossStats PolicyLossStats::from(const Tensor& sums) {
 
 void policy_loss_terms(const PolicyLossTerms& args) {
   ArgumentCheck check("policy_loss");
-  check.require(args.desc.beta == 0 || (is_divergence(args.desc.kl) ? args.divergence
-                                                                    : args.ref_logprob).defined(),
-                "beta is ", args.desc.beta, " but there are no reference log-probs");
+  check.require(args.desc.beta == 0 ||
+                    (is_divergence(args.desc.kl) ? args.divergence : args.ref_logprob).defined(),
+                "beta is ", args.desc.beta,
+                " but there are no reference log-probs, or no divergences");
   check.require(!args.desc.needs_sequences() || args.sequence_means.defined(),
                 "a ratio or mask of sequences needs their means");
   check.require((args.desc.entropy_coef != 0) == args.entropy.defined() &&

@@ -69,8 +69,8 @@ enum class ImportanceLevel : uint8_t { kToken, kSequence, kGeometric };
 enum class TrustRegion : uint8_t { kNone, kTv, kKl, kIpo };
 
 // Estimators of KL(policy || reference) at a sample of the policy (Schulman 2020): -x, x^2 / 2 and
-// exp(x) - x - 1. The others are no estimates: the divergences of kernels/divergence.h, which are
-// summed over the vocabulary.
+// exp(x) - x - 1. The others are not estimates, but the divergences of kernels/divergence.h, summed
+// over the vocabulary.
 enum class KlEstimator : uint8_t { kK1, kK2, kK3, kReverse, kForward, kJsd };
 constexpr bool is_divergence(KlEstimator estimator) {
   return estimator >= KlEstimator::kReverse;
@@ -131,10 +131,10 @@ struct PolicyLossStats {
   // hi, A < 0 and ratio > dual_clip or delta). kCispo: those whose weight is clipped. Also those
   // outside of the trust region with p below p_s, and above it.
   double clipped_low = 0, clipped_high = 0;
-  double kl_to_old = 0;        // k3(lp - lp_old)
+  double kl_to_old = 0;  // k3(lp - lp_old)
   // k3(lp_ref - lp), whatever the estimator, or the divergence; 0 without a reference.
   double kl_to_reference = 0;
-  double importance = 0;       // the weights of Importance
+  double importance = 0;  // the weights of Importance
 
   static Tensor zeros(Device device = {});
   // Copies the sums from their device, which synchronises.

@@ -47,9 +47,13 @@ COHORT_HD inline ValueAndSlope kl_estimate(KlEstimator estimator, double x) {
       return k1(x);
     case KlEstimator::kK2:
       return k2(x);
-    default:
-      return k3(x);
+    case KlEstimator::kK3:
+    case KlEstimator::kReverse:  // divergences have no estimate
+    case KlEstimator::kForward:
+    case KlEstimator::kJsd:
+      break;
   }
+  return k3(x);
 }
 
 // The larger of two deviations, NaN if one is.

@@ -106,9 +106,11 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
     const int64_t tokens = shape.micro_batch_tokens,
                   width = shape.reference ? shape.reference->d_model : c.d_model,
                   vocab = std::max(c.vocab_size, shape.reference ? shape.reference->vocab_size : 0);
+    const int64_t forward =
+        measure_forward(shape.reference ? *shape.reference : c, dtype, tokens, shape.device);
+    out.workspace = std::max(out.workspace, forward - out.activations);
     out.workspace += tokens * width * static_cast<int64_t>(dtype_size(dtype)) +
-                     head_chunk(c, tokens, shape.device) *
-                         kernels::head_rows(vocab, shape.device) *
+                     head_chunk(c, tokens, shape.device) * kernels::head_rows(vocab, shape.device) *
                          static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
   }
   if (shape.rollout_sequences > 0) {

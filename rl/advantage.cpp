@@ -63,7 +63,7 @@ double weighted_sum(std::span<const double> weights, std::span<const double> val
     size += std::abs(term);
     any = true;
   }
-  return any ? without_rounding(sum, size) : std::nan("");
+  return any || weights.empty() ? without_rounding(sum, size) : std::nan("");
 }
 
 std::vector<double> group_advantages(std::span<const double> rewards, int64_t group_size,

@@ -1,5 +1,6 @@
 #include "rl/grpo_config.h"
 
+#include "data/field_template.h"
 #include "rl/rejection.h"
 
 namespace cohort {
@@ -67,7 +68,7 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
           {.min = 1e-3, .max = 0.999});
   v.field("kl_top_k", kl_top_k,
           "(reverse, forward, jsd) only the reference's likeliest tokens are told apart, the rest "
-          "is one; 0: all, which is faster",
+          "count as one; 0: all, which is faster",
           {.min = 0});
   v.field("kl_unbiased", kl_unbiased,
           "the KL's gradient is that of its mean under the policy, with the ratio as weight");
@@ -185,7 +186,7 @@ void GrpoConfig::visit_updates(ConfigVisitor& v) {
           "control experiment: advantages of random other completions");
 }
 
-ReferenceType GrpoConfig::reference_type() const {
+ReferenceType reference_type(std::string_view reference) {
   for (const auto& [value, name] : kReferenceTypes)
     if (reference == name) return value;
   return ReferenceType::kFolder;
@@ -197,7 +198,7 @@ void GrpoConfig::apply_preset() {
 }
 
 kernels::PolicyLossDesc GrpoConfig::loss_desc() const {
-  if (!loss.empty()) return {};
+  if (!loss.empty()) return {.beta = beta, .surrogate = kernels::Surrogate::kReinforce};
   constexpr double kOff = kernels::PolicyLossDesc::kOff;
   using kernels::Importance, kernels::ImportanceLevel;
   const ImportanceLevel level = importance_level.value_or(importance_weights == Importance::kReject
@@ -291,6 +292,8 @@ void GrpoConfig::validate() const {
   };
   needs_builtin(loss, "loss", "kl_estimator", kernels::is_divergence(kl_estimator));
   needs_builtin(loss, "loss", "entropy_coef", entropy_coef > 0 || entropy_target);
+  needs_builtin(loss, "loss", "kl_in: reward", penalizes_rewards());
+  needs_builtin(advantage, "advantage", "dynamic_sampling_rounds", dynamic_sampling_rounds > 0);
   needs_builtin(advantage, "advantage", "credit: turn", credit == Credit::kTurn);
   needs_builtin(advantage, "advantage", "whiten_advantages", whiten_advantages);
   needs_builtin(advantage, "advantage", "advantage_clip", advantage_clip.has_value());
@@ -304,6 +307,9 @@ void GrpoConfig::validate() const {
 
 void GrpoConfig::validate_reference() const {
   const ReferenceType type = reference_type();
+  if (preset == "opd" && !has_teacher())
+    throw InputError("preset: opd learns from a teacher; hint: reference=FOLDER");
+  if (!reference_prompt.empty()) FieldTemplate("reference_prompt", reference_prompt);
   const char* estimator = entry_of(kKlEstimators, kl_estimator).name;
   if (reference.empty())
     throw InputError("reference: expected base, start, policy or the folder of a model");
@@ -352,12 +358,58 @@ std::vector<std::string> GrpoConfig::advice() const {
   return out;
 }
 
-std::vector<std::string> GrpoConfig::warnings(bool restricted) const {
+std::vector<std::string> GrpoConfig::unused_keys(bool rewarded) const {
+  std::vector<std::string> out;
+  GrpoConfig defaults{.preset = preset};
+  defaults.apply_preset();
+  const ConfigFields own = config_fields(*this), usual = config_fields(defaults);
+  const auto warn = [&](const std::string& why, std::span<const std::string_view> keys) {
+    for (size_t i = 0; i < own.size(); ++i)
+      if (own[i] != usual[i] && std::ranges::find(keys, own[i].first) != keys.end())
+        out.push_back(str(own[i].first, ": does nothing ", why, "; hint: leave it out"));
+  };
+  constexpr std::string_view kOfLoss[] = {"surrogate",
+                                          "importance_sampling_level",
+                                          "epsilon",
+                                          "epsilon_high",
+                                          "dual_clip",
+                                          "delta",
+                                          "sapo_tau_pos",
+                                          "sapo_tau_neg",
+                                          "kl_estimator",
+                                          "kl_unbiased",
+                                          "importance_weights",
+                                          "importance_level",
+                                          "importance_min",
+                                          "importance_max",
+                                          "trust_region",
+                                          "trust_low",
+                                          "trust_high",
+                                          "off_policy_mask",
+                                          "old_kl_coef"};
+  constexpr std::string_view kOfAdvantages[] = {"scale_rewards", "baseline",
+                                                "multi_objective_aggregation"};
+  constexpr std::string_view kOfRewards[] = {"surrogate",          "epsilon",
+                                             "epsilon_high",       "whiten_advantages",
+                                             "advantage_clip",     "top_entropy_quantile",
+                                             "shuffle_advantages", "covariance_clip"};
+  if (!loss.empty()) warn(str("with loss: ", loss), kOfLoss);
+  if (!advantage.empty()) warn(str("with advantage: ", advantage), kOfAdvantages);
+  if (!rewarded && advantage.empty()) {
+    warn("without rewards", kOfAdvantages);
+    warn("without rewards", kOfRewards);
+  }
+  return out;
+}
+
+std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) const {
   using kernels::Surrogate, kernels::KlEstimator;
   std::vector<std::string> out;
   const auto warn_if = [&](bool applies, const std::string& warning) {
     if (applies) out.push_back(warning);
   };
+  out = unused_keys(rewarded);
+  if (!out.empty()) return out;
   warn_if(preset != "none" && !uses_preset(*this),
           "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
           "config.yaml has them all");

@@ -57,12 +57,9 @@ inline constexpr LossTypeEntry kLossTypes[] = {
 // The choices for a token's loss; formulas in kernels/policy_loss.h.
 using kernels::kSurrogates;
 inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
-    {kernels::KlEstimator::kK1, "k1"},
-    {kernels::KlEstimator::kK2, "k2"},
-    {kernels::KlEstimator::kK3, "k3"},
-    {kernels::KlEstimator::kReverse, "reverse"},
-    {kernels::KlEstimator::kForward, "forward"},
-    {kernels::KlEstimator::kJsd, "jsd"},
+    {kernels::KlEstimator::kK1, "k1"},           {kernels::KlEstimator::kK2, "k2"},
+    {kernels::KlEstimator::kK3, "k3"},           {kernels::KlEstimator::kReverse, "reverse"},
+    {kernels::KlEstimator::kForward, "forward"}, {kernels::KlEstimator::kJsd, "jsd"},
 };
 
 inline constexpr EnumName<kernels::RatioLevel> kRatioLevels[] = {
@@ -163,6 +160,8 @@ inline constexpr PresetEntry kPresets[] = {
     {"opd", "beta: 1, kl_estimator: reverse"},
 };
 
+ReferenceType reference_type(std::string_view reference);
+
 struct GrpoConfig {
   std::string_view preset = "none";  // a name of kPresets
   kernels::Surrogate surrogate = kernels::Surrogate::kClip;
@@ -221,7 +220,7 @@ struct GrpoConfig {
   bool mask_truncated_completions = false;
   bool shuffle_advantages = false;  // ablation: the control experiment of the tests
   void visit(ConfigVisitor& v);
-  ReferenceType reference_type() const;
+  ReferenceType reference_type() const { return cohort::reference_type(reference); }
   // True if the loss has the divergence from the reference's whole distribution.
   bool distills() const {
     return beta > 0 && kl_in == KlPlace::kLoss && kernels::is_divergence(kl_estimator);
@@ -236,13 +235,14 @@ struct GrpoConfig {
   // True if completions with an advantage of 0 change the update; those with old_kl_coef do where
   // the policy is not the one that sampled.
   bool needs_all_completions() const {
-    return beta > 0 || entropy_coef > 0 || (old_kl_coef > 0 && updates_per_step() > 1);
+    return beta > 0 || entropy_coef > 0 || !loss.empty() ||
+           (old_kl_coef > 0 && updates_per_step() > 1);
   }
   // True if the loss compares the policy with the distribution that tokens were drawn from.
   bool needs_sampling_log_probs() const {
     return importance_weights != kernels::Importance::kNone ||
            trust_region != kernels::TrustRegion::kNone || off_policy_mask || old_kl_coef > 0 ||
-           !rejection.empty();
+           !rejection.empty() || !loss.empty();
   }
   // Sets the keys of `preset`.
   void apply_preset();
@@ -251,13 +251,15 @@ struct GrpoConfig {
   // Throws InputError naming the keys that contradict each other.
   void validate() const;
   // One line per key that has no effect, or not the one that its name suggests. `restricted`: the
-  // sampler's distribution is not the policy's.
-  std::vector<std::string> warnings(bool restricted = false) const;
+  // sampler's distribution is not the policy's; `rewarded`: there are rewards.
+  std::vector<std::string> warnings(bool restricted = false, bool rewarded = true) const;
   // One line per combination of keys that docs/grpo.md advises against.
   std::vector<std::string> advice() const;
 
  private:
   void validate_reference() const;
+  // Warnings of keys of what functions or a teacher are in place of.
+  std::vector<std::string> unused_keys(bool rewarded) const;
   void visit_loss(ConfigVisitor& v);
   void visit_advantages(ConfigVisitor& v);
   void visit_updates(ConfigVisitor& v);

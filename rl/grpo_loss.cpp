@@ -1,59 +1,102 @@
 #include "rl/grpo_loss.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <memory>
 
 namespace cohort {
 namespace {
 
-// The inputs of tokens [begin, begin + count), which are a sequence.
-PolicyLossInputs part_of(const PolicyLossInputs& all, int64_t begin, int64_t count) {
-  PolicyLossInputs out = all;
-  for (Tensor* t : {&out.old_logprob, &out.ref_logprob, &out.advantage, &out.weight,
-                    &out.sampling_logprob})
-    if (t->defined()) *t = t->narrow(0, begin, count);
-  out.segments = Tensor::zeros({count}, DType::kI32, all.segments.device());
-  return out;
-}
+// A micro batch, the loss of which a function of the program gives.
+struct HostBatch {
+  Tensor logprob, entropy;
+  PolicyLossInputs inputs;
+  double beta;
 
-// The sequences of a micro batch: the index of the first token of each, then the number of tokens.
-std::vector<int64_t> sequence_begins(const Tensor& segments) {
-  const auto of = segments.to_vector<double>();
-  std::vector<int64_t> out;
-  for (size_t t = 0; t < of.size(); ++t)
-    if (t == 0 || of[t] != of[t - 1]) out.push_back(static_cast<int64_t>(t));
-  out.push_back(segments.numel());
-  return out;
-}
-
-// The largest absolute value, NaN if there is one.
-double largest(const std::vector<double>& values) {
-  double out = 0;
-  for (const double value : values)
-    out = std::isnan(value) || std::abs(value) > out ? std::abs(value) : out;
-  return out;
-}
-
-// The distance of the loss and its gradients from the sums over sequences, relative to their size.
-double distance_from_sum(const HostLoss& loss, const HostLossArgs& args, double value,
-                         const std::vector<int64_t>& begins) {
-  double sum = 0, size = std::abs(value), distance = 0;
-  for (size_t s = 0; s + 1 < begins.size(); ++s) {
-    const int64_t begin = begins[s], count = begins[s + 1] - begin;
-    const PolicyLossInputs inputs = part_of(args.inputs, begin, count);
-    const Tensor logprob = args.logprob.narrow(0, begin, count),
-                 entropy = args.entropy.narrow(0, begin, count);
-    Tensor dlogprob = Tensor::empty_like(logprob), dentropy;
-    const double part = loss({logprob, entropy, inputs, dlogprob, dentropy});
-    sum += part;
-    size += std::abs(part);
-    auto own = dlogprob.to_vector<double>();
-    const auto whole = args.dlogprob.narrow(0, begin, count).to_vector<double>();
-    const double scale = largest(whole) + largest(own);
-    for (size_t t = 0; t < own.size(); ++t) own[t] -= whole[t];
-    if (scale > 0) distance = std::max(distance, largest(own) / scale);
+  explicit HostBatch(const HostLossArgs& args)
+      : logprob(args.logprob), entropy(args.entropy), inputs(args.inputs), beta(args.beta) {}
+  // Calls change(column) for each list of numbers, and sets the segments.
+  HostBatch with(const std::function<Tensor(const Tensor&)>& change, Tensor segments) const {
+    HostBatch out = *this;
+    for (Tensor* t : {&out.logprob, &out.entropy, &out.inputs.old_logprob, &out.inputs.ref_logprob,
+                      &out.inputs.advantage, &out.inputs.weight, &out.inputs.sampling_logprob})
+      if (t->defined()) *t = change(*t);
+    out.inputs.segments = segments.to(logprob.device());
+    return out;
   }
-  return size > 0 ? std::max(distance, std::abs(value - sum) / size) : distance;
+};
+
+// The loss and its gradients, on the host.
+struct HostValues {
+  double loss = 0;
+  std::vector<double> dlogprob, dentropy;  // dentropy: zeros if the function has none
+
+  HostValues() = default;
+  HostValues(double loss, const Tensor& dlogprob, const Tensor& dentropy)
+      : loss(loss),
+        dlogprob(dlogprob.to_vector<double>()),
+        dentropy(dentropy.defined() ? dentropy.to_vector<double>()
+                                    : std::vector<double>(this->dlogprob.size())) {}
+  static HostValues of(const HostLoss& function, const HostBatch& batch) {
+    Tensor dlogprob = Tensor::empty_like(batch.logprob), dentropy;
+    const double loss =
+        function({batch.logprob, batch.entropy, batch.inputs, batch.beta, dlogprob, dentropy});
+    return {loss, dlogprob, dentropy};
+  }
+  void append(const HostValues& part) {
+    loss += part.loss;
+    dlogprob.insert(dlogprob.end(), part.dlogprob.begin(), part.dlogprob.end());
+    dentropy.insert(dentropy.end(), part.dentropy.begin(), part.dentropy.end());
+  }
+  // The largest distance from other values, relative to the size of the gradients; NaN if a number
+  // is not finite.
+  double distance(const HostValues& other) const {
+    double sum = std::abs(loss), largest = 0, most = 0;
+    for (const auto list : {&HostValues::dlogprob, &HostValues::dentropy})
+      for (size_t t = 0; t < dlogprob.size(); ++t) {
+        const double size = std::abs((this->*list)[t]) + std::abs((other.*list)[t]),
+                     difference = std::abs((this->*list)[t] - (other.*list)[t]);
+        if (!std::isfinite(size)) return std::nan("");
+        sum += size;
+        largest = std::max(largest, size);
+        most = std::max(most, difference);
+      }
+    const double of_loss = sum > 0 ? std::abs(loss - other.loss) / sum : 0;
+    return std::isnan(of_loss) ? of_loss : std::max(of_loss, largest > 0 ? most / largest : 0);
+  }
+};
+
+Tensor repeated(const Tensor& t) {
+  const int64_t count = t.dim(0);
+  const Tensor out = Tensor::empty({2 * count}, t.dtype(), t.device());
+  for (const int64_t begin : {int64_t{0}, count}) out.narrow(0, begin, count).copy_(t);
+  return out;
+}
+
+// How far the loss is from a sum over sequences: the values of the micro batch from those of each
+// sequence alone or, of a single one, those of two equal sequences from twice its own.
+double distance_from_sum(const HostLoss& function, const HostBatch& batch,
+                         const HostValues& values) {
+  const auto segments = batch.inputs.segments.to_vector<double>();
+  const auto count = static_cast<int64_t>(segments.size());
+  if (segments.front() == segments.back()) {
+    Tensor both = Tensor::zeros({2 * count}, DType::kI32);
+    both.narrow(0, count, count).fill_(1);
+    HostValues twice = values;
+    twice.append(values);
+    return HostValues::of(function, batch.with(repeated, both)).distance(twice);
+  }
+  HostValues sum;
+  for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+    for (end = begin;
+         end < count && segments[static_cast<size_t>(end)] == segments[static_cast<size_t>(begin)];)
+      ++end;
+    const auto part = [&](const Tensor& t) { return t.narrow(0, begin, end - begin).clone(); };
+    sum.append(
+        HostValues::of(function, batch.with(part, Tensor::zeros({end - begin}, DType::kI32))));
+  }
+  return values.distance(sum);
 }
 
 }  // namespace
@@ -64,25 +107,28 @@ HostLoss checked_loss(std::string name, HostLoss loss) {
     const double value = loss(args);
     if (!std::isfinite(value))
       throw InputError(str("loss ", name, ": it returned ", value, " for a micro batch"));
+    const HostValues values(value, args.dlogprob, args.dentropy);
     for (const auto& [of, gradient] :
-         {std::pair{"logprob", &args.dlogprob}, {"entropy", &args.dentropy}})
-      if (gradient->defined() && !std::isfinite(largest(gradient->to_vector<double>())))
+         {std::pair{"logprob", &values.dlogprob}, {"entropy", &values.dentropy}})
+      if (!std::ranges::all_of(*gradient, [](double x) { return std::isfinite(x); }))
         throw InputError(
             str("loss ", name, ": its gradient with respect to ", of, " is not finite"));
-    const std::vector<int64_t> begins = sequence_begins(args.inputs.segments);
-    if (*checked || begins.size() < 3) return value;
-    const double distance = distance_from_sum(loss, args, value, begins),
-                 limit = args.logprob.dtype() == DType::kF64 ? 1e-6 : 1e-5;
+    if (*checked || values.dlogprob.empty()) return value;
+    const double distance = distance_from_sum(loss, HostBatch(args), values),
+                 limit = args.logprob.dtype() == DType::kF64 ? 1e-6 : 1e-4;
     if (!(distance <= limit))
       throw InputError(
-          str("loss ", name, ": it is no sum over sequences: each by itself gives another loss or "
-              "gradient (by ", distance, " of its size), and a step is divided into micro batches; "
-              "hint: multiply by `weight`, one over the tokens of the step, in place of a mean"));
+          str("loss ", name,
+              ": it is not a sum over sequences: each by itself gives another loss "
+              "or gradient (by ",
+              distance,
+              " of its size), and a step is divided into micro "
+              "batches; hint: multiply by `weight`, one over the tokens of the step, in place of a "
+              "mean or a deviation, and use no random numbers"));
     *checked = true;
     return value;
   };
 }
-
 
 TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batch,
                                double temperature, Adapters adapters) {

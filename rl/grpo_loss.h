@@ -18,8 +18,8 @@ HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const Policy
                    std::optional<HeadTeacher> teacher = {});
 
 // The loss of the function `name` of the calling program, checked: throws InputError naming it
-// where a loss or a gradient is not finite and, in the first micro batch of several sequences,
-// unless it is the sum of the losses of each sequence alone.
+// where a loss or a gradient is not finite and, in the first micro batch, unless it is a sum over
+// sequences.
 HostLoss checked_loss(std::string name, HostLoss loss);
 
 }  // namespace cohort

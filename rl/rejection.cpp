@@ -26,8 +26,10 @@ RejectionRule parse_rejection(const std::string& rule) {
   in >> name >> sign >> number;
   RejectionRule out{.above = sign == ">"};
   bool found = false;
-  for (const auto& [prefix, over] : {std::pair{"token_k", Over::kToken}, {"seq_sum_k", Over::kSum},
-                                     {"seq_mean_k", Over::kMean}, {"seq_max_k", Over::kMax}})
+  for (const auto& [prefix, over] : {std::pair{"token_k", Over::kToken},
+                                     {"seq_sum_k", Over::kSum},
+                                     {"seq_mean_k", Over::kMean},
+                                     {"seq_max_k", Over::kMax}})
     for (const int estimator : {1, 2, 3})
       if (name == str(prefix, estimator)) {
         out.over = over;

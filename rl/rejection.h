@@ -14,8 +14,8 @@ namespace cohort {
 // maximum over its sampled tokens.
 struct RejectionRule {
   enum class Over : uint8_t { kToken, kSum, kMean, kMax } over = Over::kToken;
-  int estimator = 3;   // k1, k2, k3
-  bool above = true;   // rejects values above the bound; false: below it
+  int estimator = 3;  // k1, k2, k3
+  bool above = true;  // rejects values above the bound; false: below it
   double bound = 0;
 };
 // Reads "seq_mean_k3 > 0.002". Throws InputError for anything else.

@@ -273,7 +273,7 @@ RewardSet::Scores RewardSet::score(std::span<const Example> prompts,
     }
     std::vector<double> values;
     for (const std::vector<double>& each : scores.each) values.push_back(each[s]);
-    scores.total[s] = weights_.empty() ? 0 : weighted_sum(weights_, values);
+    scores.total[s] = weighted_sum(weights_, values);
     require_finite(scores.total[s], "total");
   }
   for (size_t k = 0; k < names_.size(); ++k)

@@ -331,7 +331,7 @@ std::string GrpoMonitor::overfitting() const {
 }
 
 std::string GrpoMonitor::zero_signal() const {
-  if (config_.has_teacher()) return "";  // the teacher gives one
+  if (config_.has_teacher() || config_.has_functions()) return "";  // which give one
   const auto steps = static_cast<int64_t>(numbers_.at("zero_signal_steps"));
   if (steps < kZeroSignalSteps || config_.baseline != Baseline::kGroup) return "";
   if (config_.mask_truncated_completions &&

@@ -15,6 +15,7 @@
 #include "rl/grpo_loss.h"
 #include "rl/rejection.h"
 #include "text/json.h"
+#include "text/utf8.h"
 #include "trainers/across_ranks.h"
 
 namespace cohort {
@@ -75,6 +76,7 @@ void set_log_probs(Communicator& comm, Learner& learner, std::span<PolicyUpdate>
 std::optional<HeadTeacher> teacher_of(Learner& learner, const PolicyBatch& batch,
                                       const GrpoConfig& config, const ReferencePolicy& reference) {
   if (!config.distills()) return {};
+  COHORT_CHECK(reference.model != nullptr, "[grpo_step] a divergence needs a reference");
   HeadTeacher out{.desc = config.divergence_desc()};
   with_adapters(learner, reference, [&] {
     const Transformer& model = *reference.model;
@@ -245,7 +247,7 @@ std::vector<double> relative_advantages(const GrpoStep& in, std::span<const Grou
 
 // Sets host_advantages of this rank's completions, and returns the means of all of the step. Rank
 // 0 calls the function, with one request for the step, whose lists have an element for each of its
-// completions: rewards (the sums), each (by the name of the reward), group (the index of the
+// completions: rewards (the sums, null where none applies), each (by the name of the reward), group (the index of the
 // prompt), lengths (sampled tokens), turn_rewards (a list of the rewards of turns), mean_logprob,
 // fields (those of the problem). It answers a number to each, or a list of one per sampled token.
 std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
@@ -255,8 +257,8 @@ std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
     return Json::Array(values.begin(), values.end());
   };
   const auto all_of = [&](const auto& number) { return gather(in.comm, groups, batch, number); };
-  const std::vector<double> lengths = all_of(
-      [](const ScoredCompletion& c) { return static_cast<double>(c.completion_length()); });
+  const std::vector<double> lengths =
+      all_of([](const ScoredCompletion& c) { return static_cast<double>(c.completion_length()); });
   Json each = Json::Object{};
   for (size_t k = 0; k < in.rewards.names().size(); ++k)
     each.set(in.rewards.names()[k], list(all_of([k](const auto& c) { return c.rewards[k]; })));
@@ -274,7 +276,9 @@ std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
   }
   Json request;
   request.set("step", in.step).set("rewards", list(rewards)).set("each", std::move(each));
-  request.set("group", std::move(group)).set("lengths", list(lengths));
+  Json::Array tokens;
+  for (const double length : lengths) tokens.emplace_back(static_cast<int64_t>(length));
+  request.set("group", std::move(group)).set("lengths", std::move(tokens));
   request.set("turn_rewards", std::move(turn_rewards)).set("fields", std::move(fields));
   request.set("mean_logprob", list(all_of([](const ScoredCompletion& c) {
                 double sum = 0, count = 0;
@@ -298,14 +302,17 @@ std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
     if (answers.size() != rewards.size()) refuse(answers.size(), " values");
     for (size_t i = 0; i < answers.size(); ++i) {
       const size_t length = begins[i + 1] - begins[i] - 1;
+      if (std::isnan(rewards[i]) || length == 0) continue;  // it is not trained on
       std::vector<double> values;
       if (answers[i].is_number()) values.push_back(answers[i].as_double());
       if (answers[i].is_array())
         for (const Json& value : answers[i].as_array())
           values.push_back(value.is_number() ? value.as_double() : std::nan(""));
       if (values.size() != (answers[i].is_array() ? length : 1))
-        refuse(answers[i].dump(), " for completion ", i, ", which has ", length, " sampled tokens");
-      if (!std::ranges::all_of(values, [](double a) { return std::isfinite(a); }))
+        refuse(excerpt(answers[i].dump()), " for completion ", i, ", which has ", length,
+               " sampled tokens");
+      const auto is_finite = [](double a) { return std::isfinite(static_cast<float>(a)); };
+      if (!std::ranges::all_of(values, is_finite))
         refuse("a number that is not finite for completion ", i);
       flat[begins[i]] = answers[i].is_array();
       values.resize(length, values[0]);
@@ -317,10 +324,9 @@ std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
   std::vector<double> means;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto values = std::span(flat).subspan(begins[i] + 1, begins[i + 1] - begins[i] - 1);
-    means.push_back(flat[begins[i]] == 0
-                        ? values[0]
-                        : std::reduce(values.begin(), values.end()) /
-                              static_cast<double>(values.size()));
+    means.push_back(flat[begins[i]] == 0 ? (values.empty() ? 0 : values[0])
+                                         : std::reduce(values.begin(), values.end()) /
+                                               static_cast<double>(values.size()));
   }
   for (Group& own : groups)
     for (ScoredCompletion& c : own.completions) {
@@ -393,8 +399,7 @@ void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
   });
   reduce_in_place(comm, {&count, &advantage, &logprob});
   // The draw of each candidate, by the index of its sequence: equal for any number of ranks.
-  std::vector<std::vector<double>> draws(
-      static_cast<size_t>(config.batch.completions_per_step()));
+  std::vector<std::vector<double>> draws(static_cast<size_t>(config.batch.completions_per_step()));
   const auto draw_of = [&](const PolicySequence& s, size_t t) {
     Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
                                     static_cast<uint64_t>(s.index) << 32 | t));
@@ -411,8 +416,8 @@ void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
   std::vector<double> all;
   for (const std::vector<double>& of : gather_numbers(comm, draws))
     all.insert(all.end(), of.begin(), of.end());
-  const auto clipped = std::min(
-      all.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_clip * count)));
+  const auto clipped =
+      std::min(all.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_clip * count)));
   if (clipped == 0) return;
   std::ranges::nth_element(all, all.begin() + static_cast<ptrdiff_t>(clipped) - 1);
   const double last = all[clipped - 1];
@@ -660,8 +665,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
         for (PolicySequence& s : update.sequences)
           std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
-    updates =
-        update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, context);
+    updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, context);
   }
   const double update_time = clock.lap("update");
   if (in.journal != nullptr) in.journal->end(in, groups);
@@ -776,7 +780,8 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
     for (PolicyUpdate& minibatch : minibatches) {
       const bool on_policy = iteration == 0 && &minibatch == &minibatches.front();
       const auto update = [&](const Learner::Accept& accept) {
-        return update_on(learner, minibatch, config, context.reference, on_policy, learning_rate, accept);
+        return update_on(learner, minibatch, config, context.reference, on_policy, learning_rate,
+                         accept);
       };
       Learner::Update done =
           update(on_policy && sums.ratio_deviation == 0 ? has_exact_ratios : nullptr);

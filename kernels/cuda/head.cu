@@ -172,7 +172,9 @@ __global__ void __launch_bounds__(kRowThreads) divergence_kernel(Divergence all,
       }
     }
   }
-  const auto reduce = [&](double x, int i) { return block_reduce<kRowThreads>(x, scratch[i], Plus{}); };
+  const auto reduce = [&](double x, int i) {
+    return block_reduce<kRowThreads>(x, scratch[i], Plus{});
+  };
   sum = {reduce(sum.divergence, 0), reduce(sum.to_mixture, 1)};
   others_p = reduce(others_p, 2);
   others_q = reduce(others_q, 3);

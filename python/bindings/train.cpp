@@ -21,28 +21,40 @@ nb::object answers_of(const nb::callable& function, std::span<const Json> reques
   return function(to_python(Json(Json::Array(requests.begin(), requests.end()))));
 }
 
-// A loss by a function of arrays by name, which returns the loss and its gradients with respect to
-// log-probs and entropies (None: zero).
+// The loss that a function gives, which gets a dictionary of arrays and returns the loss and its
+// gradients with respect to log-probs and entropies (None: zero).
 HostLoss loss_of(const std::string& name, const nb::callable& function) {
   return [name, function = &function](const HostLossArgs& args) {
     const nb::gil_scoped_acquire gil;
     const PolicyLossInputs& in = args.inputs;
     const Tensor& sampling = in.sampling_logprob.defined() ? in.sampling_logprob : in.old_logprob;
     nb::dict arrays;
-    for (const auto& [key, value] :
-         {std::pair{"logprob", &args.logprob}, {"entropy", &args.entropy},
-          {"old_logprob", &in.old_logprob}, {"sampling_logprob", &sampling},
-          {"ref_logprob", &in.ref_logprob}, {"advantage", &in.advantage}, {"weight", &in.weight},
-          {"segments", &in.segments}})
-      arrays[key] = value->defined() ? nb::cast(Variable(*value)) : nb::none();
+    for (const auto& [key, value] : {std::pair{"logprob", &args.logprob},
+                                     {"entropy", &args.entropy},
+                                     {"old_logprob", &in.old_logprob},
+                                     {"sampling_logprob", &sampling},
+                                     {"ref_logprob", &in.ref_logprob},
+                                     {"advantage", &in.advantage},
+                                     {"weight", &in.weight},
+                                     {"segments", &in.segments}})
+      // Copies, as the function may write to them.
+      arrays[key] = value->defined() ? nb::cast(Variable(value->clone())) : nb::none();
+    arrays["beta"] = args.beta;
     const nb::object result = (*function)(arrays);
     const auto gradient = [&](nb::handle array, const char* of) {
-      const Tensor given = import_array(array, Access::kRead).value();
+      Tensor given;
+      try {
+        given = import_array(array, Access::kRead).value();
+      } catch (const std::exception& e) {
+        throw InputError(
+            str("loss ", name, ": its gradient with respect to ", of, " is no array: ", e.what()));
+      }
       if (given.shape() != args.logprob.shape())
         throw InputError(str("loss ", name, ": its gradient with respect to ", of, " is ",
                              given.str(), "; hint: one number for each of the ",
                              args.logprob.numel(), " tokens"));
-      return given.to(args.logprob.device()).to(args.logprob.dtype()).clone();
+      return without_gil(
+          [&] { return given.to(args.logprob.device()).to(args.logprob.dtype()).clone(); });
     };
     args.dlogprob.copy_(gradient(result[1], "logprob"));
     if (!result[2].is_none()) args.dentropy = gradient(result[2], "entropy");
@@ -131,8 +143,7 @@ struct Training {
     PythonReporter reporter(callback);
     const RunResult result = without_gil([&] {
       return run_training(
-          request,
-          {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(functions)});
+          request, {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(functions)});
     });
     nb::dict out;
     out["dir"] = result.run_dir;

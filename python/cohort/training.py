@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import math
 import os
@@ -213,50 +214,66 @@ def _one(kind: str, function: Callable[..., Any] | None, wrap: Callable[..., Any
         return {}
     if not callable(function):
         raise TypeError(f"{kind}: expected a function, got {function!r}")
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(getattr(function, "func", function), "__name__", "") or type(function).__name__
     return {name: wrap(name, function, run)}
 
 
-def _arrays() -> Callable[[Any], Any]:
-    """What makes a loss's arrays: of torch if the program has imported it, else of NumPy or, on a GPU, CuPy."""
-    if "torch" in sys.modules:
-        return sys.modules["torch"].from_dlpack  # type: ignore[no-any-return]
-
-    def convert(x: Any) -> Any:
-        import importlib
-        return importlib.import_module("numpy" if x.__dlpack_device__()[0] == 1 else "cupy").from_dlpack(x)
-    return convert
+def _converter(function: Callable[..., Any]) -> tuple[Any, Callable[[Any], Any]]:
+    """torch, or None, and what makes a loss's arrays: of torch if the program has imported it, else of NumPy or, on a GPU, CuPy;
+    `function.arrays = "numpy"` chooses."""
+    name = getattr(function, "arrays", "torch" if sys.modules.get("torch") else "numpy")
+    if name not in ("torch", "numpy", "cupy"):
+        raise _cohort.InputError(f"loss: its attribute `arrays` is {name!r}; hint: torch, numpy or cupy")
+    library = importlib.import_module(name)
+    return library if name == "torch" else None, \
+        lambda x: (library if name != "numpy" or x.__dlpack_device__()[0] == 1 else importlib.import_module("cupy")).from_dlpack(x)
 
 
 def _loss(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
     """`function` on a micro batch, with the gradients that it gives or that torch finds."""
+    torch, convert = _converter(function)
     where = f"loss {name}: {getattr(function, '__qualname__', function)} returned"
     hint = "hint: a scalar of torch that depends on logprob, or (loss, dlogprob) or (loss, dlogprob, dentropy)"
 
     def call(arrays: dict[str, Any]) -> tuple[float, Any, Any]:
-        convert, torch = _arrays(), sys.modules.get("torch")
-        batch = SimpleNamespace(**{key: None if value is None else convert(value) for key, value in arrays.items()})
-        if torch is None:
-            result = run(function, batch)
-        else:
+        batch = SimpleNamespace(**{key: convert(value) if hasattr(value, "__dlpack__") else value for key, value in arrays.items()})
+        shape = tuple(batch.logprob.shape)
+        if torch is not None:
             leaves = batch.logprob, batch.entropy = [x.detach().requires_grad_() for x in (batch.logprob, batch.entropy)]
             with torch.enable_grad():
                 result = run(function, batch)
                 if isinstance(result, torch.Tensor):
-                    if result.ndim != 0 or not result.requires_grad:
-                        raise _cohort.InputError(f"{where} a tensor of shape {tuple(result.shape)}"
+                    if result.ndim != 0 or not result.requires_grad or not result.is_floating_point():
+                        raise _cohort.InputError(f"{where} a tensor of {result.dtype} and shape {tuple(result.shape)}"
                                                  f"{'' if result.requires_grad else ' without a gradient'}; {hint}")
                     dlogprob, dentropy = torch.autograd.grad(result, leaves, allow_unused=True)
+                    if dlogprob is None and dentropy is None:
+                        raise _cohort.InputError(f"{where} a tensor that depends on neither logprob nor entropy; {hint}")
                     return result.item(), torch.zeros_like(batch.logprob) if dlogprob is None else dlogprob, dentropy
+        else:
+            result = run(function, batch)
         if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
             raise _cohort.InputError(f"{where} {str(result)[:60]}; {hint}")
-        loss = result[0].sum() if getattr(result[0], "ndim", 0) else result[0]
-        return float(loss), result[1], result[2] if len(result) == 3 else None
+        loss, *gradients = [x.detach() if hasattr(x, "detach") else x for x in result]
+        if tuple(getattr(loss, "shape", ())) not in ((), shape):
+            raise _cohort.InputError(f"{where} a loss of shape {tuple(loss.shape)}; hint: a number, or one for each of the {shape[0]} "
+                                     "tokens")
+        try:
+            loss = float(loss.sum() if hasattr(loss, "sum") else loss)
+        except (TypeError, ValueError):
+            raise _cohort.InputError(f"{where} {str(loss)[:60]} as the loss; {hint}") from None
+        return loss, gradients[0], gradients[1] if len(gradients) == 2 else None
     return call
 
 
 def _advantage(name: str, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
     """`function` on the completions of a step."""
+    def with_nan(value: Any) -> Any:
+        """JSON has no nan."""
+        if isinstance(value, dict):
+            return {key: with_nan(item) for key, item in value.items()}
+        return [with_nan(item) for item in value] if isinstance(value, list) else math.nan if value is None else value
+
     def plain(value: Any) -> Any:
         """In the types of JSON, with None for numbers that are not finite."""
         value = value.tolist() if hasattr(value, "tolist") else value
@@ -265,7 +282,8 @@ def _advantage(name: str, function: Callable[..., Any], run: Callable[..., Any])
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     def call(requests: list[Any]) -> list[Any]:
-        values = run(function, SimpleNamespace(**requests[0]))
+        request = {key: value if key == "fields" else with_nan(value) for key, value in requests[0].items()}
+        values = run(function, SimpleNamespace(**request))
         values = values.tolist() if hasattr(values, "tolist") else values
         if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise _cohort.InputError(f"advantage {name}: {getattr(function, '__qualname__', function)} returned {str(values)[:60]}; "

@@ -32,6 +32,7 @@ TEST_F(ForeignPlans, PresetsDoNotWarnOfTheirOwnKeys) {
   for (const PresetEntry& preset : kPresets)
     for (const char* keys : {"", "num_minibatches: 1\n", "beta: 0\n"}) {
       SCOPED_TRACE(str(preset.name, " ", keys));
+      if (preset.name == "opd") continue;  // needs a teacher, see Teacher.*
       const RunPlan plan = load(str(grpo, "preset: ", preset.name, "\n", keys));
       EXPECT_EQ(plan.stages[0].warnings(), Warnings());
       // A resolved configuration has none either.
@@ -173,8 +174,8 @@ TEST_F(ForeignPlans, AGroupOfOneIsRefusedWithTheReason) {
   const std::string data = "data: {task: addition}\nrewards: [{name: task}]\nnum_generations: 1\n";
   expect_refused("trainer: grpo\n" + data,
                  "num_generations: 1 leaves nothing to compare: the advantage of a completion is "
-                 "its reward relative to the others of its prompt; hint: num_generations=8, or "
-                 "baseline=batch");
+                 "its reward relative to the others of its prompt; hint: num_generations=8, "
+                 "baseline=batch, or advantage=NAME");
   EXPECT_NO_THROW(load("trainer: grpo\nbaseline: batch\n" + data));
   expect_refused("trainer: grpo\nbaseline: batch\nprompts_per_step: 1\n" + data,
                  "prompts_per_step: 1 with num_generations: 1 leaves nothing to compare");

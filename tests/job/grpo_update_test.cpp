@@ -131,8 +131,9 @@ TEST_F(GrpoStep, EveryMinibatchIsCheckedPeriodically) {
     old.fill_(-1);
     std::optional<ExpectLog> warning;
     if (step % 20 == 0) warning.emplace("the sampler's log-probs differ from the trainer's");
-    EXPECT_EQ(update_policy(*comm, *learner, minibatches, config_, 1e-2, {step}).ratio_deviation > 0,
-              step % 20 == 0);
+    EXPECT_EQ(
+        update_policy(*comm, *learner, minibatches, config_, 1e-2, {step}).ratio_deviation > 0,
+        step % 20 == 0);
   }
 }
 

@@ -1,4 +1,7 @@
 // References that are teachers: a model in a folder, the policy with another prompt.
+#include <filesystem>
+
+#include "job/replay.h"
 #include "tests/job/small_runs.h"
 
 namespace cohort::test {
@@ -22,7 +25,7 @@ class Teacher : public testing::Test {
   RunPlan opd(const std::string& name, const std::string& teacher,
               std::vector<std::string> keys = {}) {
     keys.insert(keys.begin(), {"preset=opd", "rewards=[]", "prompts_per_step=8",
-                               "reference=" + teacher});
+                               "num_generations=1", "reference=" + teacher});
     return plan(name, keys);
   }
   static std::vector<double> metrics(const std::string& run, const std::string& name) {
@@ -33,7 +36,8 @@ class Teacher : public testing::Test {
     return out;
   }
   static void expect_same_model(const std::string& a, const std::string& b) {
-    EXPECT_TRUE(checkpoint_bytes(a, "model.safetensors") == checkpoint_bytes(b, "model.safetensors"));
+    EXPECT_TRUE(checkpoint_bytes(a, "model.safetensors") ==
+                checkpoint_bytes(b, "model.safetensors"));
   }
 
   TempDir dir_;
@@ -44,9 +48,9 @@ class Teacher : public testing::Test {
 TEST_F(Teacher, ThatIsTheStudentTeachesNothing) {
   for (const char* dtype : {"f64", "f32"})
     for (const char* estimator : {"reverse", "forward", "jsd"}) {
-      const std::string run = train_new(
-          opd(str("own-", dtype, estimator), plan("none", {}).stages[0].init_from,
-              {str("dtype=", dtype), str("kl_estimator=", estimator), "kl_top_k=3"}));
+      const std::string run =
+          train_new(opd(str("own-", dtype, estimator), plan("none", {}).stages[0].init_from,
+                        {str("dtype=", dtype), str("kl_estimator=", estimator), "kl_top_k=3"}));
       EXPECT_EQ(metrics(run, "kl"), std::vector<double>(4, 0)) << estimator;
       EXPECT_EQ(metrics(run, "num_updates"), std::vector<double>(4, 0)) << estimator;
     }
@@ -56,9 +60,8 @@ TEST_F(Teacher, ThatIsTheStudentTeachesNothing) {
 TEST_F(Teacher, OfAnotherWidthIsApproached) {
   const std::string teacher = new_teacher("teacher", {"model.d_model=32", "steps=60"});
   for (const char* estimator : {"reverse", "forward", "jsd", "k2"}) {
-    const std::string run =
-        train_new(opd(str("learns-", estimator), teacher,
-                      {str("kl_estimator=", estimator), "num_minibatches=8"}));
+    const std::string run = train_new(opd(str("learns-", estimator), teacher,
+                                          {str("kl_estimator=", estimator), "num_minibatches=8"}));
     const std::vector<double> kl = metrics(run, "kl");
     EXPECT_LT(kl.back(), 0.7 * kl.front()) << estimator;
     EXPECT_EQ(metrics(run, "ratio_deviation"), std::vector<double>(4, 0));
@@ -111,8 +114,8 @@ TEST_F(Teacher, ReadsThePolicysPromptIfTheTemplateSaysSo) {
 
 // The policy with the answer in its prompt: a divergence from the first step on, and updates.
 TEST_F(Teacher, MayBeThePolicyWithAnotherPrompt) {
-  const std::string run = train_new(plan(
-      "self", {"preset=opd", "rewards=[]", "reference=policy", "reference_prompt={answer}+{prompt}"}));
+  const std::string run = train_new(plan("self", {"preset=opd", "rewards=[]", "reference=policy",
+                                                  "reference_prompt={answer}+{prompt}"}));
   for (const double kl : metrics(run, "kl")) EXPECT_GT(kl, 1e-6);
   EXPECT_EQ(metrics(run, "num_updates"), std::vector<double>(4, 1));
 }
@@ -120,9 +123,9 @@ TEST_F(Teacher, MayBeThePolicyWithAnotherPrompt) {
 // New adapters change nothing, so the base is at no distance before the first update.
 TEST_F(Teacher, MayBeTheBaseOfAdapters) {
   for (const char* reference : {"base", "start"}) {
-    const std::string run = train_new(
-        plan(str("lora-", reference), {"lora.rank=3", "beta=0.5", "kl_estimator=jsd",
-                                       str("reference=", reference)}));
+    const std::string run =
+        train_new(plan(str("lora-", reference), {"lora.rank=3", "beta=0.5", "kl_estimator=jsd",
+                                                 str("reference=", reference)}));
     const std::vector<double> kl = metrics(run, "kl");
     EXPECT_EQ(kl[0], 0);
     EXPECT_GT(kl[2], 0);
@@ -133,8 +136,9 @@ TEST_F(Teacher, MayBeTheBaseOfAdapters) {
 TEST_F(Teacher, SharesPromptsAsThePolicyDoes) {
   const std::string teacher = new_teacher("teacher", {"model.d_model=32"});
   const auto first_kl = [&](const std::string& name, const std::string& prompt) {
-    return metrics(train_new(opd(name, teacher, {"num_generations=6", "prompts_per_step=4",
-                                                 "steps=1", "reference_prompt=" + prompt})),
+    return metrics(train_new(opd(name, teacher,
+                                 {"num_generations=6", "prompts_per_step=4", "steps=1",
+                                  "reference_prompt=" + prompt})),
                    "kl")[0];
   };
   EXPECT_NE(first_kl("other", "9{prompt}"), first_kl("plain", "{prompt}"));
@@ -158,14 +162,46 @@ TEST_F(Teacher, MistakesAreErrors) {
   expect_error({"beta=1", "reference=" + teacher, "ref_sync_every=2"}, "ref_sync_every: moves");
   expect_error({"beta=1", "kl_estimator=jsd", "kl_in=reward"}, "kl_in: reward subtracts");
   expect_error({"beta=1", "kl_estimator=jsd", "kl_unbiased=true"}, "kl_unbiased: corrects");
+  expect_error({"preset=opd"}, "preset: opd learns from a teacher; hint: reference=FOLDER");
   expect_error({"beta=1", "reference_prompt={hint}"}, "hint");
-  expect_error({"beta=1", "reference_prompt=111111111111111{prompt}"}, "reference_prompt: ");
+  expect_error({"beta=1", "reference_prompt={"}, "reference_prompt");
+  expect_error({"beta=1", "reference_prompt=111111111111111{prompt}"},
+               " tokens, which with a completion of 4 exceed the reference's context, 16");
   expect_error({"beta=1", "reference=" + new_teacher("short", {"model.context=15"})},
                " has a context of 15 tokens, and the policy's is 16");
-  const std::string other =
-      train_new(small_plan(dir_, "letters", std::string(kSmallModel) + kSmallSft,
-                           {"data.task=reverse", "dtype=f64"}));
-  expect_error({"beta=1", "reference=" + other}, "tokenizer");
+  const std::string other = train_new(small_plan(
+      dir_, "letters", std::string(kSmallModel) + kSmallSft, {"data.task=reverse", "dtype=f64"}));
+  expect_error({"beta=1", "reference=" + other},
+               " has another tokenizer: token 0 is '>', and the policy's is '+'");
+}
+
+// Rewards of none, whose sum is 0, are recorded too.
+TEST_F(Teacher, RunsAreReplayed) {
+  const std::string run = train_new(opd("run", new_teacher("teacher", {"model.d_model=32"}),
+                                        {"reference_prompt={answer}+{prompt}"}));
+  std::vector<std::string> lines;
+  replay_run({.run = run, .step = 4}, [&](const std::string& line) { lines.push_back(line); });
+  ASSERT_FALSE(lines.empty());
+  EXPECT_NE(lines.back().find("step 4: equal: 8 rollouts"), std::string::npos) << lines.back();
+}
+
+// A stage that has ended needs its teacher no longer; a later one starts without it.
+TEST_F(Teacher, IsNotNeededByFinishedRuns) {
+  const std::string teacher = new_teacher("teacher", {"model.d_model=32"});
+  const std::string run = train_new(opd("run", teacher));
+  std::filesystem::rename(teacher, teacher + "-moved");
+  train_rest(run);
+  EXPECT_THROW_WITH(train_rest(run, {"steps=6"}), InputError, "reference: ");
+}
+
+TEST_F(Teacher, KeysOfRewardsAreSaidToDoNothing) {
+  const std::string teacher = new_teacher("teacher", {"model.d_model=32"});
+  for (const char* key : {"scale_rewards=batch", "surrogate=cispo", "top_entropy_quantile=0.5",
+                          "shuffle_advantages=true", "advantage_clip=2"}) {
+    const std::vector<std::string> warnings = opd("keys", teacher, {key}).stages[0].warnings();
+    ASSERT_EQ(warnings.size(), 1u) << key;
+    EXPECT_NE(warnings[0].find(": does nothing without rewards"), std::string::npos) << warnings[0];
+  }
 }
 
 }  // namespace

@@ -20,12 +20,13 @@ TEST(CudaDivergence, EqualsTheCpu) {
           const Tensor moved = t.to(device);
           return wide ? padded(moved, 1, head_rows(vocab, device) + 64, NAN) : moved;
         };
-        const DivergenceOutputs
-            exact = run_divergence(z.to(DType::kF64), teacher.to(DType::kF64), desc, 0.8),
-            got = run_divergence(there(z), there(teacher), desc, 0.8),
-            again = run_divergence(there(z), there(teacher), desc, 0.8),
-            rounded = run_divergence(there(z), there(teacher), desc, 0.8,
-                                     Tensor::empty({6, vocab}, DType::kBF16, device));
+        const DivergenceOutputs exact = run_divergence(z.to(DType::kF64), teacher.to(DType::kF64),
+                                                       desc, 0.8),
+                                got = run_divergence(there(z), there(teacher), desc, 0.8),
+                                again = run_divergence(there(z), there(teacher), desc, 0.8),
+                                rounded =
+                                    run_divergence(there(z), there(teacher), desc, 0.8,
+                                                   Tensor::empty({6, vocab}, DType::kBF16, device));
         EXPECT_TRUE(bit_equal(got.divergence.to(Device{}), again.divergence.to(Device{})));
         const auto a = got.divergence.to_vector<double>(), b = exact.divergence.to_vector<double>();
         for (size_t t = 0; t < a.size(); ++t)

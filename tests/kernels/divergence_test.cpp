@@ -37,7 +37,8 @@ TEST(Divergence, OfFourTokens) {
         Case{{kForward}, 1, 0.41475298, {0.41939902, -0.37341287, 0.00454978, -0.05053594}},
         Case{{kJsd}, 1, 0.10120585, {0.09475535, -0.08064848, -0.00319228, -0.01091458}},
         Case{{kReverse}, 2, 0.10254700, {}},
-        Case{{kReverse, 0.5, 2}, 1, 0.41536999, {0.41097958, -0.32257470, -0.06462914, -0.02377573}},
+        Case{
+            {kReverse, 0.5, 2}, 1, 0.41536999, {0.41097958, -0.32257470, -0.06462914, -0.02377573}},
         Case{{kForward, 0.5, 2}, 1, 0.39491137, {}}}) {
     const DivergenceOutputs out = run_divergence(z, teacher, c.desc, c.temperature);
     expect_near(out.divergence, {c.value}, 1e-8);
@@ -74,7 +75,8 @@ TEST(Divergence, EqualsTrl) {
     double value = 0, gradient = 0;
     for (const double d : out.divergence.to_vector<double>()) value += d;
     const auto dz = out.gradient.to_vector<double>();
-    for (size_t i = 0; i < dz.size(); ++i) gradient += dz[i] * std::cos(2.1 * static_cast<double>(i));
+    for (size_t i = 0; i < dz.size(); ++i)
+      gradient += dz[i] * std::cos(2.1 * static_cast<double>(i));
     EXPECT_NEAR(value, c.value, 1e-9) << c.temperature;
     EXPECT_NEAR(gradient, c.gradient, 1e-9) << c.temperature;
   }
@@ -96,7 +98,8 @@ TEST(Divergence, GradientsAreThoseOfDifferences) {
   for (const DivergenceDesc& desc : divergence_kinds())
     for (const double temperature : {0.6, 1.0, 1.7}) {
       Tensor z = random_tensor({4, 23}, DType::kF64, 1, 2);
-      const auto analytic = run_divergence(z, teacher, desc, temperature).gradient.to_vector<double>();
+      const auto analytic =
+          run_divergence(z, teacher, desc, temperature).gradient.to_vector<double>();
       for (int64_t i = 0; i < z.numel(); ++i) {
         constexpr double kStep = 1e-5;
         double& x = z.data<double>()[i];

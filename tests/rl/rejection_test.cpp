@@ -44,10 +44,9 @@ TEST(Rejection, OfExtremeLogProbs) {
 }
 
 TEST(Rejection, OtherRulesAreErrors) {
-  for (const char* rule :
-       {"", "seq_mean_k3", "seq_mean_k3 > ", "seq_mean_k3 >0.002", "seq_mean_k4 > 1", "k3 > 1",
-        "seq_min_k3 > 1", "token_k3 = 1", "token_k3 > x", "token_k3 > 1x", "token_k3 > 1 2",
-        "token_k3 > nan"})
+  for (const char* rule : {"", "seq_mean_k3", "seq_mean_k3 > ", "seq_mean_k3 >0.002",
+                           "seq_mean_k4 > 1", "k3 > 1", "seq_min_k3 > 1", "token_k3 = 1",
+                           "token_k3 > x", "token_k3 > 1x", "token_k3 > 1 2", "token_k3 > nan"})
     EXPECT_THROW_WITH(parse_rejection(rule), InputError, "rejection: expected a rule such as");
 }
 

@@ -628,31 +628,31 @@ void add_policy_loss(Table& table) {
         {"forward", {KlEstimator::kForward}},
         {"jsd", {KlEstimator::kJsd, 0.3}},
         {"reverse of four tokens", {KlEstimator::kReverse, 0.5, 4}}})
-    table.push_back(
-        {"policy_loss", variant, inputs({{{7, 6}}, {{9, 6}}}), [divergence = divergence](Inputs in) {
-           const auto constants = [&](double value) {
-             return constant(std::vector<double>(7, value), in[0]);
-           };
-           const auto matrix = [&](int64_t rows, double step) {
-             std::vector<double> values(static_cast<size_t>(rows) * 4);
-             for (size_t i = 0; i < values.size(); ++i)
-               values[i] = 2 * std::sin(step * static_cast<double>(i));
-             return constant(values, in[0]).reshape({rows, 4});
-           };
-           HeadTeacher teacher{matrix(7, 1.3), matrix(11, 0.7), {}, divergence};
-           for (Tensor* t : {&teacher.x, &teacher.w}) *t = t->to(in[0].value().dtype());
-           return policy_loss_node(in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
-                                   {.old_logprob = constants(-2),
-                                    .advantage = constants(0.5),
-                                    .weight = constants(0.8),
-                                    .teacher = teacher},
-                                   {.epsilon_low = 0.99,
-                                    .epsilon_high = 1000,
-                                    .beta = 0.7,
-                                    .kl = divergence.kind,
-                                    .entropy_coef = 0.1},
-                                   {.temperature = 0.7, .chunk_tokens = 2});
-         }});
+    table.push_back({"policy_loss", variant, inputs({{{7, 6}}, {{9, 6}}}),
+                     [divergence = divergence](Inputs in) {
+                       const auto constants = [&](double value) {
+                         return constant(std::vector<double>(7, value), in[0]);
+                       };
+                       const auto matrix = [&](int64_t rows, double step) {
+                         std::vector<double> values(static_cast<size_t>(rows) * 4);
+                         for (size_t i = 0; i < values.size(); ++i)
+                           values[i] = 2 * std::sin(step * static_cast<double>(i));
+                         return constant(values, in[0]).reshape({rows, 4});
+                       };
+                       HeadTeacher teacher{matrix(7, 1.3), matrix(11, 0.7), {}, divergence};
+                       for (Tensor* t : {&teacher.x, &teacher.w}) *t = t->to(in[0].value().dtype());
+                       return policy_loss_node(in[0], in[1], ids({2, 1, 0, 8, 8, 3, 5}, in[0]),
+                                               {.old_logprob = constants(-2),
+                                                .advantage = constants(0.5),
+                                                .weight = constants(0.8),
+                                                .teacher = teacher},
+                                               {.epsilon_low = 0.99,
+                                                .epsilon_high = 1000,
+                                                .beta = 0.7,
+                                                .kl = divergence.kind,
+                                                .entropy_coef = 0.1},
+                                               {.temperature = 0.7, .chunk_tokens = 2});
+                     }});
 }
 
 // A feed-forward block with a residual: every parameter enters as an input.
