@@ -154,7 +154,7 @@ void head_logprob_forward(const HeadLogprobForward& args) {
   // The factors of unit gradients are applied to rows of x, which a bias does not have.
   const bool unit = loss != nullptr && !loss->dentropy.defined() && !args.bias.defined() &&
                     args.teacher == nullptr && kernels::has_unit_gradients(args.w);
-  Tensor values, teacher_lse;  // of the divergence's rows
+  Tensor values, teacher_lse;
   if (args.teacher != nullptr) {
     teacher_lse = Tensor::empty_like(args.lse);
     values = Tensor::empty({args.x.dim(0), kernels::kDivergenceRowSize}, args.lse.dtype(),
@@ -297,6 +297,32 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
   return rows.logprob;
 }
 
+// Log-probs and entropies without a gradient.
+TokenLogProbs log_probs_of(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
+                           const kernels::HeadDesc& desc) {
+  NoGradGuard no_grad;
+  return token_log_probs(hidden, head, targets, desc);
+}
+
+// The loss of the calling program and its gradients, [T] each; undefined without one.
+struct HostGradients {
+  double loss = 0;
+  Tensor dlogprob = {}, dentropy = {};
+  // Sets those of tokens [begin, begin + count).
+  void copy_to(HeadRows& rows, int64_t begin, int64_t count) const {
+    for (const auto& [to, from] :
+         {std::pair{&rows.dlogprob, &dlogprob}, {&rows.dentropy, &dentropy}})
+      if (from->defined()) to->narrow(0, begin, count).copy_(from->narrow(0, begin, count));
+  }
+};
+HostGradients host_gradients(const TokenLogProbs& now, const PolicyLossInputs& inputs,
+                             double beta) {
+  HostGradients out{.dlogprob = Tensor::empty_like(now.logprob.value())};
+  out.loss = (*inputs.host_loss)(
+      {now.logprob.value(), now.entropy.value(), inputs, beta, out.dlogprob, out.dentropy});
+  return out;
+}
+
 }  // namespace
 
 void backward(HeadLoss loss) {
@@ -326,28 +352,21 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   Tensor means;
   const bool needs_logprobs = loss_desc.needs_sequence_ratios() && !inputs.on_policy;
   if (loss_desc.needs_sequences()) {
-    NoGradGuard no_grad;
     means = Tensor::empty({tokens, 3}, DType::kF64, device);
     kernels::policy_sequence_means(
         {.means = means,
-         .logprob = needs_logprobs ? token_log_probs(hidden, head, targets, desc).logprob.value()
+         .logprob = needs_logprobs ? log_probs_of(hidden, head, targets, desc).logprob.value()
                                    : inputs.old_logprob,
          .old_logprob = inputs.old_logprob,
          .sampling_logprob = inputs.sampling_logprob,
          .weight = inputs.weight,
          .segments = inputs.segments});
   }
-  double host_value = 0;
-  Tensor host_dlogprob, host_dentropy;
-  if (inputs.host_loss != nullptr) {
-    NoGradGuard no_grad;
-    const TokenLogProbs now = token_log_probs(hidden, head, targets, desc);
-    host_dlogprob = Tensor::empty_like(now.logprob.value());
-    host_value = (*inputs.host_loss)({now.logprob.value(), now.entropy.value(), inputs,
-                                      loss_desc.beta, host_dlogprob, host_dentropy});
-  }
+  HostGradients host;
+  if (inputs.host_loss != nullptr)
+    host = host_gradients(log_probs_of(hidden, head, targets, desc), inputs, loss_desc.beta);
   const bool has_bonus = loss_desc.entropy_coef != 0,
-             with_entropy = has_bonus || host_dentropy.defined();
+             with_entropy = has_bonus || host.dentropy.defined();
   std::optional<TeacherTerm> teacher;
   Tensor value, gradient;
   if (inputs.teacher) {
@@ -372,9 +391,7 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
                                 .entropy = has_bonus ? rows.entropy : Tensor(),
                                 .dentropy = has_bonus ? rows.dentropy : Tensor(),
                                 .divergence = value});
-    for (const auto& [to, from] :
-         {std::pair{&rows.dlogprob, &host_dlogprob}, {&rows.dentropy, &host_dentropy}})
-      if (from->defined()) to->narrow(0, begin, count).copy_(from->narrow(0, begin, count));
+    host.copy_to(rows, begin, count);
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};
   const Tensor logprob =
@@ -382,7 +399,7 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   out.loss = Tensor::empty({1}, logprob.dtype(), device);
   out.stats = kernels::PolicyLossStats::zeros(device);
   kernels::policy_loss_sums({.loss = out.loss, .stats = out.stats, .terms = terms});
-  if (inputs.host_loss != nullptr) out.loss.fill_(host_value);
+  if (inputs.host_loss != nullptr) out.loss.fill_(host.loss);
   return out;
 }
 

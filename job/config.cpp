@@ -11,7 +11,6 @@
 #include "job/foreign_keys.h"
 #include "job/unread_keys.h"
 #include "nn/model_folder.h"
-#include "rl/grpo_loss.h"
 #include "sys/files.h"
 
 namespace cohort {
@@ -572,6 +571,14 @@ void init_from_model_path(TrainConfig& config) {
   config.init_from = config.model.path;
 }
 
+// The configuration in which only what selects the defaults is given.
+TrainConfig defaults_of(const TrainConfig& first) {
+  TrainConfig out =
+      default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0);
+  if (first.grpo.preset == "opd" && !first.has_rewards()) out.batch.num_generations = 1;
+  return out;
+}
+
 RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::string> overrides) {
   RelativePaths paths(path);
   apply_to_root(root, overrides);
@@ -600,10 +607,7 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
       return config;
     };
     const TrainConfig first = read({});  // for the trainer, which selects the defaults
-    TrainConfig defaults =
-        default_config(first.batch.trainer, first.batch.steps, first.model.lora.rank > 0);
-    if (first.grpo.preset == "opd" && !first.has_rewards()) defaults.batch.num_generations = 1;
-    TrainConfig& config = plan.stages.emplace_back(read(std::move(defaults)));
+    TrainConfig& config = plan.stages.emplace_back(read(defaults_of(first)));
     remove_earlier_values(config);
     config.stage = static_cast<int64_t>(i);
     config.model.lora.seed = static_cast<uint64_t>(config.seed);
@@ -636,38 +640,6 @@ RunPlan plan_of(ConfigNode root, const std::string& path, std::span<const std::s
   return plan;
 }
 
-// The callbacks of one kind, and the names that a configuration may have with them.
-class NamedCallbacks {
- public:
-  NamedCallbacks(const char* key, const std::map<std::string, Callback>& callbacks,
-                 std::vector<std::string> built_in)
-      : key_(key), known_(std::move(built_in)) {
-    for (const auto& [name, callback] : callbacks) {
-      require(!knows(name), str(key, ": the function '", name, "' has the name of a built-in one"));
-      known_.push_back(name);
-      callbacks_[name] = std::make_shared<const Callback>(callback);
-    }
-  }
-  // Sets the callback that a reward or an environment is named after, if any.
-  void bind(const std::string& error, const std::string& name, ProgramConfig& program) const {
-    require(knows(name), str(error, "; known: ", join(known_, ", "), did_you_mean(name, known_)));
-    if (callbacks_.contains(name)) program.callback = callbacks_.at(name);
-  }
-  void check_used() const {
-    for (const auto& [name, callback] : callbacks_)
-      require(callback.use_count() > 1,
-              str(key_, ": no stage names the function '", name, "'; hint: {name: ", name, "}"));
-  }
-
- private:
-  bool knows(const std::string& name) const {
-    return std::ranges::find(known_, name) != known_.end();
-  }
-  const char* key_;
-  std::vector<std::string> known_;
-  std::map<std::string, std::shared_ptr<const Callback>> callbacks_;
-};
-
 RunPlan read_plan(ConfigNode root, const std::string& path,
                   std::span<const std::string> assignments) {
   rename_refill_rounds(root);
@@ -685,48 +657,6 @@ RunPlan load_plan(const std::string& path, std::span<const std::string> override
 RunPlan parse_plan(const std::string& yaml, const std::string& name,
                    std::span<const std::string> overrides) {
   return read_plan(parse_yaml(yaml, name), name, overrides);
-}
-
-void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {
-  for (TrainConfig& stage : plan.stages) {
-    if (stage.batch.trainer != TrainerType::kGrpo) continue;
-    const auto bind = [](const char* key, std::string& name, const auto& functions, auto& to) {
-      for (const auto& [known, function] : functions) {
-        require(name.empty() || name == known,
-                str(key, ": ", name, " was given as ", known, "; hint: ", key, "=", known));
-        name = known;
-        to = std::make_shared<std::decay_t<decltype(function)>>(function);
-      }
-    };
-    std::map<std::string, HostLoss> losses;
-    for (const auto& [name, loss] : callbacks.losses) losses[name] = checked_loss(name, loss);
-    bind("loss", stage.grpo.loss, losses, stage.grpo.loss_function);
-    bind("advantage", stage.grpo.advantage, callbacks.advantages, stage.grpo.advantage_function);
-    stage.grpo.validate();
-  }
-  for (const auto& [key, is_given] :
-       {std::pair{"loss", !callbacks.losses.empty()}, {"advantage", !callbacks.advantages.empty()}})
-    require(!is_given || std::ranges::any_of(plan.stages,
-                                             [](const TrainConfig& stage) {
-                                               return stage.batch.trainer == TrainerType::kGrpo;
-                                             }),
-            str(key, ": a function was given, and no stage has trainer: grpo"));
-  if (callbacks.rewards.empty() && callbacks.environments.empty()) return;
-  std::vector<std::string> names;
-  for (const RewardEntry& entry : reward_table()) names.emplace_back(entry.name);
-  const NamedCallbacks rewards("rewards", callbacks.rewards, names);
-  const NamedCallbacks environments("environment.name", callbacks.environments,
-                                    environment_names());
-  for (TrainConfig& stage : plan.stages) {
-    for (size_t i = 0; i < stage.rewards.size(); ++i)
-      rewards.bind(str("rewards[", i, "] '", stage.rewards[i].name, "': unknown reward"),
-                   stage.rewards[i].name, stage.rewards[i].program);
-    if (stage.environment.is_set())
-      environments.bind(str("environment.name: unknown environment '", stage.environment.name, "'"),
-                        stage.environment.name, stage.environment.program);
-  }
-  rewards.check_used();
-  environments.check_used();
 }
 
 std::string dump_plan(const RunPlan& plan) {

@@ -348,7 +348,8 @@ std::vector<std::string> TrainConfig::warnings() const {
           "dropout; hint: leave it out");
   }
   if (batch.trainer != TrainerType::kGrpo) return out;
-  if (sampling.restricts() && grpo.importance_weights == kernels::Importance::kNone)
+  if (sampling.restricts() && grpo.importance_weights == kernels::Importance::kNone &&
+      grpo.rejection.empty())
     out.push_back(
         "top_k, top_p, min_p, penalties and logit_bias change sampling only: the update treats "
         "samples as if they came from the policy itself; truncated_mass in metrics.jsonl is the "

@@ -34,7 +34,7 @@ struct DivergenceRow {
 inline constexpr int64_t kDivergenceRowSize = 5;
 static_assert(sizeof(DivergenceRow<float>) == kDivergenceRowSize * sizeof(float));
 
-// What an entry adds to D, and to KL(p, m).
+// The terms of an entry in D and in KL(p, m).
 struct DivergenceTerms {
   double divergence = 0, to_mixture = 0;
 };

@@ -20,7 +20,7 @@ struct ScoredCompletion : Trajectory {
   std::string error = {};
   double advantage = 0;                      // with credit: turn the mean over the tokens
   std::vector<double> turn_advantages = {};  // with credit: turn, one per turn
-  // Those of a function of the program, one per sampled token. `advantage` is their mean.
+  // Advantages by a function of the program, one per sampled token; `advantage` is their mean.
   std::vector<double> host_advantages = {};
   // The advantage by the rewards alone, before GDPO's standardisation, whitening, clipping and a KL
   // in the reward.

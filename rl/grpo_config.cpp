@@ -26,6 +26,7 @@ void GrpoConfig::visit(ConfigVisitor& v) {
   if (preset != before) apply_preset();
   visit_loss(v);
   visit_advantages(v);
+  visit_corrections(v);
   visit_updates(v);
 }
 
@@ -66,10 +67,11 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
   v.field("jsd_weight", jsd_weight,
           "(jsd) weight b of b KL(ref, m) + (1 - b) KL(policy, m), m = (1 - b) policy + b ref",
           {.min = 1e-3, .max = 0.999});
-  v.field("kl_top_k", kl_top_k,
-          "(reverse, forward, jsd) only the reference's likeliest tokens are told apart, the rest "
-          "count as one; 0: all, which is faster",
-          {.min = 0});
+  v.field(
+      "kl_top_k", kl_top_k,
+      "(reverse, forward, jsd) only the reference's likeliest tokens have entries of their own, "
+      "the rest share one; 0: all have, which is faster",
+      {.min = 0});
   v.field("kl_unbiased", kl_unbiased,
           "the KL's gradient is that of its mean under the policy, with the ratio as weight");
   v.field("reference", reference,
@@ -85,12 +87,12 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
           "weight of the policy in a move: alpha policy + (1 - alpha) reference",
           {.min = 0, .max = 1});
   v.choice("loss_type", loss_type, kLossTypes, "how token losses are averaged");
-  v.field("loss", loss,
-          "name of a function of a Python program, cohort.train(loss=...), in place of the loss; "
-          "empty: none");
 }
 
 void GrpoConfig::visit_advantages(ConfigVisitor& v) {
+  v.field("loss", loss,
+          "name of a function of a Python program, cohort.train(loss=...), in place of the loss; "
+          "empty: none");
   v.field("advantage", advantage,
           "name of a function of a Python program, cohort.train(advantage=...), which gives the "
           "advantages; empty: none");
@@ -129,6 +131,9 @@ void GrpoConfig::visit_advantages(ConfigVisitor& v) {
           "only this fraction of the step's tokens, those of the highest entropy, has a "
           "surrogate; 1: all",
           {.min = 1e-6, .max = 1});
+}
+
+void GrpoConfig::visit_corrections(ConfigVisitor& v) {
   v.choice("importance_weights", importance_weights, kImportanceModes,
            "weights for the difference to the distribution that was sampled from: truncate: "
            "clipped to the bounds; mask: 0 outside of them; reject: 1, and 0 outside; "
@@ -284,6 +289,14 @@ void GrpoConfig::validate() const {
   needs_completions("kl_in: reward", penalizes_rewards());
   needs_completions("whiten_advantages", whiten_advantages);
   needs_completions("shuffle_advantages", shuffle_advantages);
+  validate_functions();
+  const double high = epsilon_high.value_or(epsilon);
+  if (delta && *delta <= 1 + high)
+    throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
+                         *delta, "; hint: a larger delta, or a smaller epsilon_high"));
+}
+
+void GrpoConfig::validate_functions() const {
   const auto needs_builtin = [](const std::string& function, const char* of, const char* key,
                                 bool given) {
     if (given && !function.empty())
@@ -299,10 +312,6 @@ void GrpoConfig::validate() const {
   needs_builtin(advantage, "advantage", "advantage_clip", advantage_clip.has_value());
   needs_builtin(advantage, "advantage", "shuffle_advantages", shuffle_advantages);
   needs_builtin(advantage, "advantage", "kl_in: reward", penalizes_rewards());
-  const double high = epsilon_high.value_or(epsilon);
-  if (delta && *delta <= 1 + high)
-    throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
-                         *delta, "; hint: a larger delta, or a smaller epsilon_high"));
 }
 
 void GrpoConfig::validate_reference() const {
@@ -402,19 +411,12 @@ std::vector<std::string> GrpoConfig::unused_keys(bool rewarded) const {
   return out;
 }
 
-std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) const {
-  using kernels::Surrogate, kernels::KlEstimator;
+std::vector<std::string> GrpoConfig::kl_warnings(const GrpoConfig& with_preset) const {
+  using kernels::KlEstimator;
   std::vector<std::string> out;
   const auto warn_if = [&](bool applies, const std::string& warning) {
     if (applies) out.push_back(warning);
   };
-  out = unused_keys(rewarded);
-  if (!out.empty()) return out;
-  warn_if(preset != "none" && !uses_preset(*this),
-          "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
-          "config.yaml has them all");
-  GrpoConfig with_preset{.preset = preset};  // what it sets is no mistake
-  with_preset.apply_preset();
   const auto given = [&](auto GrpoConfig::*key) {
     return this->*key != GrpoConfig().*key && this->*key != with_preset.*key;
   };
@@ -444,6 +446,24 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) co
   warn_if(beta > 0 && kl_in == KlPlace::kLoss && kl_estimator == KlEstimator::kK1 && !kl_unbiased,
           "kl_estimator: the gradient of k1 in the loss has mean 0, so that beta adds noise only; "
           "hint: kl_unbiased=true, or kl_estimator=k2");
+  return out;
+}
+
+std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) const {
+  std::vector<std::string> out = unused_keys(rewarded);
+  if (!out.empty()) return out;
+  const auto warn_if = [&](bool applies, const std::string& warning) {
+    if (applies) out.push_back(warning);
+  };
+  warn_if(preset != "none" && !uses_preset(*this),
+          "preset: does nothing, as all keys that it sets are given; hint: leave them out; a run's "
+          "config.yaml has them all");
+  GrpoConfig with_preset{.preset = preset};  // what it sets is no mistake
+  with_preset.apply_preset();
+  const auto given = [&](auto GrpoConfig::*key) {
+    return this->*key != GrpoConfig().*key && this->*key != with_preset.*key;
+  };
+  for (const std::string& warning : kl_warnings(with_preset)) out.push_back(warning);
   const bool clips = entry_of(kSurrogates, surrogate).clips;
   warn_if(given(&GrpoConfig::epsilon_high) && !clips,
           str("epsilon_high: does nothing with surrogate: ", entry_of(kSurrogates, surrogate).name,

@@ -258,10 +258,14 @@ struct GrpoConfig {
 
  private:
   void validate_reference() const;
+  void validate_functions() const;
   // Warnings of keys of what functions or a teacher are in place of.
   std::vector<std::string> unused_keys(bool rewarded) const;
+  // Warnings of keys of the KL. `with_preset`: what the preset sets.
+  std::vector<std::string> kl_warnings(const GrpoConfig& with_preset) const;
   void visit_loss(ConfigVisitor& v);
   void visit_advantages(ConfigVisitor& v);
+  void visit_corrections(ConfigVisitor& v);
   void visit_updates(ConfigVisitor& v);
 };
 

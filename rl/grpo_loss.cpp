@@ -74,8 +74,8 @@ Tensor repeated(const Tensor& t) {
   return out;
 }
 
-// How far the loss is from a sum over sequences: the values of the micro batch from those of each
-// sequence alone or, of a single one, those of two equal sequences from twice its own.
+// The distance of the loss from a sum over sequences: of the values of the micro batch from those
+// of each sequence alone; where it has one, of those of two such sequences from twice its own.
 double distance_from_sum(const HostLoss& function, const HostBatch& batch,
                          const HostValues& values) {
   const auto segments = batch.inputs.segments.to_vector<double>();

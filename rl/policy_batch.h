@@ -24,7 +24,7 @@ struct PolicySequence : TokenSequence {
   // (empty: old_logprob), and 0 if it has no surrogate (empty: all have one).
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
-  // What the reference reads in place of the tokens before the first target; empty: the same.
+  // The reference reads this in place of the tokens before the first target; empty: the same.
   std::vector<int32_t> reference_prompt = {};
 };
 // Converts a trajectory to the input of an update; all its tokens get the advantage. Callers skip
@@ -38,7 +38,7 @@ struct PolicyBatch : PackedBatch {
   Tensor weight;            // one over the denominator of the whole update
   Tensor ref_logprob;       // undefined: no reference
   Tensor sampling_logprob;  // undefined: old_logprob
-  // What the reference reads, with the same targets in the same order; nullopt: this batch.
+  // The reference reads this, with the same targets in the same order; nullopt: this batch.
   std::optional<PackedBatch> reference;
   const PackedBatch& of_reference() const { return reference ? *reference : *this; }
 };

@@ -1,5 +1,5 @@
-// Rejection of tokens and sequences by how far the policy is from the distribution that sampled them
-// (verl's rollout_rs).
+// Rejection of tokens and sequences by how far the policy is from the distribution that sampled
+// them (verl's rollout_rs).
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace cohort {
 
-// A statistic of x = lp_old - lp_sampling, and the bound beyond which it rejects. Of a token: k1 =
-// -x, k2 = x^2 / 2 and k3 = exp(x) - 1 - x, with x clamped to +-20; of a sequence their sum, mean or
-// maximum over its sampled tokens.
+// A statistic of x = lp_old - lp_sampling, and the bound beyond which it rejects. Of a token: k1 is
+// -x, k2 is x^2 / 2 and k3 is exp(x) - 1 - x, with x clamped to +-20; of a sequence their sum, mean
+// or maximum over its sampled tokens.
 struct RejectionRule {
   enum class Over : uint8_t { kToken, kSum, kMean, kMax } over = Over::kToken;
   int estimator = 3;  // k1, k2, k3

@@ -128,10 +128,10 @@ class ExternalReward;
 // Several weighted rewards.
 class RewardSet {
  public:
-  // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one, or
-  // a criterion (RewardConfig::correct) that is not in the list. Of an empty list, every completion
-  // gets 0. Equal external rewards are one, since programs may be expensive to start: `running`, if that is what is asked
-  // for.
+  // Throws InputError for an unknown name, a bad pattern, a reward that needs a task without one,
+  // or a criterion (RewardConfig::correct) that is not in the list. Of an empty list, every
+  // completion gets 0. Equal external rewards are one, since programs may be expensive to start:
+  // `running`, if that is what is asked for.
   RewardSet(const std::vector<RewardConfig>& configs, const Task* task,
             const std::shared_ptr<ExternalReward>& running = nullptr);
   // The configured name, with "_2", "_3", ... for repetitions.

@@ -14,17 +14,14 @@
 #include "kernels/policy_token.h"
 #include "rl/grpo_loss.h"
 #include "rl/rejection.h"
-#include "text/json.h"
-#include "text/utf8.h"
 #include "trainers/across_ranks.h"
+#include "trainers/step_advantages.h"
 
 namespace cohort {
 namespace {
 
 // The purpose of rng_stream() for shuffled advantages.
 constexpr uint64_t kAblationPurpose = 7;
-// Likewise for Clip-Cov, with the update and the token.
-constexpr uint64_t kCovariancePurpose = 13;
 
 // Calls Learner::within_memory() for work on `updates`, which are packed as it asks.
 void within_memory(Learner& learner, std::span<PolicyUpdate> updates, const GrpoSections& config,
@@ -133,224 +130,6 @@ void check_failed(Communicator& comm, const RewardSet& rewards, const RewardSet:
   throw Error(str(error, "; hint: the programs' own messages are in workers.log of the run"));
 }
 
-// A number of each completion of the step, by its index, over all ranks.
-std::vector<double> gather(Communicator& comm, std::span<const Group> groups,
-                           const BatchConfig& batch,
-                           const std::function<double(const ScoredCompletion&)>& number) {
-  std::vector<double> all(static_cast<size_t>(batch.completions_per_step()));
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions)
-      all[static_cast<size_t>(c.index)] = number(c);
-  return reduce_over_ranks(comm, all);
-}
-
-// Likewise the returns of its turns: that of turn k of completion i is at [k * completions + i],
-// NaN where it has no such turn.
-std::vector<double> gather_returns(const GrpoStep& in, std::span<const Group> groups) {
-  double turns = 1;
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions)
-      turns = std::max(turns, static_cast<double>(c.num_turns()));
-  reduce_in_place(in.comm, {&turns}, Reduce::kMax);
-  const auto count = static_cast<size_t>(in.config.batch.completions_per_step());
-  std::vector<double> all(static_cast<size_t>(turns) * count);
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions) {
-      std::vector<double> returns =
-          turn_returns(c, in.rewards.names(), in.rewards.weights(), in.sampler.dialogue().discount);
-      returns.resize(static_cast<size_t>(turns), std::nan(""));
-      for (size_t k = 0; k < returns.size(); ++k)
-        all[k * count + static_cast<size_t>(c.index)] = returns[k];
-    }
-  return reduce_over_ranks(in.comm, all);
-}
-
-// Sets an advantage of each of this rank's completions from such a list. With credit: turn it is
-// the mean over the tokens, and turn_advantages are set too.
-void scatter(std::span<Group> groups, std::span<const double> all, const GrpoSections& config,
-             double ScoredCompletion::*number) {
-  const auto count = static_cast<size_t>(config.batch.completions_per_step());
-  for (Group& group : groups)
-    for (ScoredCompletion& c : group.completions) {
-      const auto index = static_cast<size_t>(c.index);
-      c.*number = all[index];
-      if (config.grpo.credit == Credit::kCompletion) continue;
-      c.*number = 0;
-      c.turn_advantages.clear();
-      for (const int64_t length : c.turn_lengths()) {
-        c.turn_advantages.push_back(all[c.turn_advantages.size() * count + index]);
-        c.*number += c.turn_advantages.back() * static_cast<double>(length) /
-                     static_cast<double>(c.completion_length());
-      }
-    }
-}
-
-// The tokens of each completion of the step that count in the loss.
-std::vector<double> gather_loss_tokens(Communicator& comm, std::span<const Group> groups,
-                                       const GrpoSections& config) {
-  return gather(comm, groups, config.batch, [&](const ScoredCompletion& c) {
-    return static_cast<double>(count_loss_tokens(c, config.grpo));
-  });
-}
-
-// The entropy below which a token of the step has no surrogate (top_entropy_quantile): a quantile
-// over the tokens of all ranks that count in the loss. Beyond the 20/80 Rule, Wang et al. 2025.
-double entropy_threshold(Communicator& comm, std::span<const Group> groups,
-                         const GrpoSections& config) {
-  std::vector<size_t> begins{0};
-  for (const double count : gather_loss_tokens(comm, groups, config))
-    begins.push_back(begins.back() + static_cast<size_t>(count));
-  std::vector<double> entropies(begins.back());
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions) {
-      size_t at = begins[static_cast<size_t>(c.index)];
-      for (size_t t = 0; t < c.tokens.size() && count_loss_tokens(c, config.grpo) > 0; ++t)
-        if (c.loss_mask[t]) entropies[at++] = c.entropies[t];
-    }
-  return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
-}
-
-// The advantages of a step's completions by their rewards alone; with credit: turn, those of
-// turns, as gather_returns() has them. `rewards`: the sums.
-std::vector<double> relative_advantages(const GrpoStep& in, std::span<const Group> groups,
-                                        std::span<const double> rewards) {
-  const GrpoConfig& grpo = in.config.grpo;
-  const auto advantages_of = [&](std::span<const double> values) {
-    if (grpo.baseline != Baseline::kNone)
-      return group_advantages(
-          values,
-          grpo.baseline == Baseline::kGroup ? in.config.batch.num_generations : std::ssize(values),
-          grpo.scale_rewards, reward_std(values));
-    std::vector<double> out;
-    for (const double value : values) out.push_back(std::isnan(value) ? 0 : value);
-    return out;
-  };
-  if (grpo.credit == Credit::kTurn) {
-    std::vector<double> out = gather_returns(in, groups);
-    for (auto turn = out.begin(); turn != out.end(); turn += std::ssize(rewards))
-      std::ranges::copy(advantages_of({turn, rewards.size()}), turn);
-    return out;
-  }
-  if (grpo.multi_objective_aggregation == RewardAggregation::kSumThenNormalize)
-    return advantages_of(rewards);
-  std::vector<std::vector<double>> each;
-  for (size_t k = 0; k < in.rewards.names().size(); ++k)
-    each.push_back(advantages_of(
-        gather(in.comm, groups, in.config.batch, [k](const auto& c) { return c.rewards[k]; })));
-  std::vector<double> out, of_rewards(each.size());
-  for (size_t i = 0; i < rewards.size(); ++i) {
-    for (size_t k = 0; k < each.size(); ++k) of_rewards[k] = each[k][i];
-    out.push_back(weighted_sum(in.rewards.weights(), of_rewards));
-  }
-  return out;
-}
-
-// Sets host_advantages of this rank's completions, and returns the means of all of the step. Rank
-// 0 calls the function, with one request for the step, whose lists have an element for each of its
-// completions: rewards (the sums, null where none applies), each (by the name of the reward), group (the index of the
-// prompt), lengths (sampled tokens), turn_rewards (a list of the rewards of turns), mean_logprob,
-// fields (those of the problem). It answers a number to each, or a list of one per sampled token.
-std::vector<double> host_advantages(const GrpoStep& in, std::span<Group> groups,
-                                    std::span<const double> rewards) {
-  const BatchConfig& batch = in.config.batch;
-  const auto list = [](std::span<const double> values) {
-    return Json::Array(values.begin(), values.end());
-  };
-  const auto all_of = [&](const auto& number) { return gather(in.comm, groups, batch, number); };
-  const std::vector<double> lengths =
-      all_of([](const ScoredCompletion& c) { return static_cast<double>(c.completion_length()); });
-  Json each = Json::Object{};
-  for (size_t k = 0; k < in.rewards.names().size(); ++k)
-    each.set(in.rewards.names()[k], list(all_of([k](const auto& c) { return c.rewards[k]; })));
-  std::vector<std::string> texts(rewards.size());
-  for (const Group& group : groups)
-    for (const ScoredCompletion& c : group.completions)
-      texts[static_cast<size_t>(c.index)] =
-          Json(Json::Array{list(c.turn_rewards), group.example.fields}).dump();
-  Json::Array turn_rewards, fields, group;
-  for (const std::string& text : gather_texts(in.comm, texts)) {
-    group.emplace_back(std::ssize(group) / batch.num_generations);
-    const Json::Array both = parse_json(text, "advantage").as_array();
-    turn_rewards.push_back(both[0]);
-    fields.push_back(both[1]);
-  }
-  Json request;
-  request.set("step", in.step).set("rewards", list(rewards)).set("each", std::move(each));
-  Json::Array tokens;
-  for (const double length : lengths) tokens.emplace_back(static_cast<int64_t>(length));
-  request.set("group", std::move(group)).set("lengths", std::move(tokens));
-  request.set("turn_rewards", std::move(turn_rewards)).set("fields", std::move(fields));
-  request.set("mean_logprob", list(all_of([](const ScoredCompletion& c) {
-                double sum = 0, count = 0;
-                for (size_t t = 0; t < c.tokens.size(); ++t)
-                  if (c.loss_mask[t]) sum += c.logprobs[t], ++count;
-                return sum / count;
-              })));
-  // One number per completion that has one for all tokens, or one per token.
-  std::vector<size_t> begins{0};
-  for (const double length : lengths)
-    begins.push_back(begins.back() + 1 + static_cast<size_t>(length));
-  std::vector<double> flat(begins.back());
-  const auto call = [&] {
-    if (in.comm.rank() != 0) return;
-    const std::string& name = in.config.grpo.advantage;
-    const std::vector<Json> answers = (*in.config.grpo.advantage_function)({&request, 1});
-    const auto refuse = [&](const auto&... what) {
-      throw InputError(str("advantage ", name, ": it returned ", what..., "; hint: a list of ",
-                           rewards.size(), " numbers, or lists of one number per sampled token"));
-    };
-    if (answers.size() != rewards.size()) refuse(answers.size(), " values");
-    for (size_t i = 0; i < answers.size(); ++i) {
-      const size_t length = begins[i + 1] - begins[i] - 1;
-      if (std::isnan(rewards[i]) || length == 0) continue;  // it is not trained on
-      std::vector<double> values;
-      if (answers[i].is_number()) values.push_back(answers[i].as_double());
-      if (answers[i].is_array())
-        for (const Json& value : answers[i].as_array())
-          values.push_back(value.is_number() ? value.as_double() : std::nan(""));
-      if (values.size() != (answers[i].is_array() ? length : 1))
-        refuse(excerpt(answers[i].dump()), " for completion ", i, ", which has ", length,
-               " sampled tokens");
-      const auto is_finite = [](double a) { return std::isfinite(static_cast<float>(a)); };
-      if (!std::ranges::all_of(values, is_finite))
-        refuse("a number that is not finite for completion ", i);
-      flat[begins[i]] = answers[i].is_array();
-      values.resize(length, values[0]);
-      std::ranges::copy(values, flat.begin() + static_cast<ptrdiff_t>(begins[i]) + 1);
-    }
-  };
-  on_all_ranks(in.comm, call);
-  flat = reduce_over_ranks(in.comm, flat);
-  std::vector<double> means;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    const auto values = std::span(flat).subspan(begins[i] + 1, begins[i + 1] - begins[i] - 1);
-    means.push_back(flat[begins[i]] == 0 ? (values.empty() ? 0 : values[0])
-                                         : std::reduce(values.begin(), values.end()) /
-                                               static_cast<double>(values.size()));
-  }
-  for (Group& own : groups)
-    for (ScoredCompletion& c : own.completions) {
-      const auto i = static_cast<size_t>(c.index);
-      c.host_advantages.assign(flat.begin() + static_cast<ptrdiff_t>(begins[i]) + 1,
-                               flat.begin() + static_cast<ptrdiff_t>(begins[i + 1]));
-    }
-  return means;
-}
-
-// The advantages of a step's completions.
-std::vector<double> step_advantages(const GrpoStep& in, std::span<const Group> groups,
-                                    std::span<const double> rewards) {
-  const GrpoConfig& grpo = in.config.grpo;
-  std::vector<double> out = relative_advantages(in, groups, rewards);
-  if (grpo.multi_objective_aggregation == RewardAggregation::kNormalizeThenSum)
-    standardize(out, rewards);
-  if (grpo.whiten_advantages)
-    whiten_advantages(out, gather_loss_tokens(in.comm, groups, in.config));
-  if (grpo.advantage_clip)
-    for (double& a : out) a = std::clamp(a, -*grpo.advantage_clip, *grpo.advantage_clip);
-  return out;
-}
-
 // The sequence of a completion with a reward.
 PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double least_entropy,
                            const std::vector<int32_t>& reference_prompt,
@@ -379,53 +158,6 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
                   out.surrogate_mask);
   }
   return out;
-}
-
-// Clip-Cov (Cui et al. 2025, arXiv 2505.22617, as in verl): of the update's tokens of all ranks,
-// covariance_clip of them, one at least, lose their surrogate: an addressed draw from those whose
-// (A - mean A) (lp_old - mean lp_old) is between 1 and 5. `update`: its number, for the draw.
-void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
-                     const GrpoSections& config, int64_t update) {
-  const auto for_tokens = [&](const auto& fn) {
-    for (PolicySequence& s : sequences)
-      for (size_t t = 1; t < s.tokens.size(); ++t)
-        if (s.loss_mask[t]) fn(s, t);
-  };
-  double count = 0, advantage = 0, logprob = 0;
-  for_tokens([&](const PolicySequence& s, size_t t) {
-    ++count;
-    advantage += s.advantage[t];
-    logprob += s.old_logprob[t];
-  });
-  reduce_in_place(comm, {&count, &advantage, &logprob});
-  // The draw of each candidate, by the index of its sequence: equal for any number of ranks.
-  std::vector<std::vector<double>> draws(static_cast<size_t>(config.batch.completions_per_step()));
-  const auto draw_of = [&](const PolicySequence& s, size_t t) {
-    Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
-                                    static_cast<uint64_t>(s.index) << 32 | t));
-    return static_cast<double>(rng.below(int64_t{1} << 52));
-  };
-  const auto is_candidate = [&](const PolicySequence& s, size_t t) {
-    const double covariance =
-        (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
-    return covariance > 1 && covariance < 5;
-  };
-  for_tokens([&](const PolicySequence& s, size_t t) {
-    if (is_candidate(s, t)) draws[static_cast<size_t>(s.index)].push_back(draw_of(s, t));
-  });
-  std::vector<double> all;
-  for (const std::vector<double>& of : gather_numbers(comm, draws))
-    all.insert(all.end(), of.begin(), of.end());
-  const auto clipped =
-      std::min(all.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_clip * count)));
-  if (clipped == 0) return;
-  std::ranges::nth_element(all, all.begin() + static_cast<ptrdiff_t>(clipped) - 1);
-  const double last = all[clipped - 1];
-  for_tokens([&](PolicySequence& s, size_t t) {
-    if (!is_candidate(s, t) || draw_of(s, t) > last) return;
-    s.surrogate_mask.resize(s.tokens.size(), 1);
-    s.surrogate_mask[t] = 0;
-  });
 }
 
 // True if a sequence can change the update. Without a KL term, an entropy bonus and a move from the
@@ -633,9 +365,7 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
   Stopwatch clock;
   // Sets the advantages; returns those of the update, which may be shuffled.
   const auto set_advantages = [&] {
-    std::vector<double> all = config.grpo.advantage_function != nullptr
-                                  ? host_advantages(in, groups, rewards)
-                                  : step_advantages(in, groups, rewards);
+    std::vector<double> all = step_advantages(in, groups, rewards);
     scatter(groups, all, config, &ScoredCompletion::advantage);
     if (config.grpo.shuffle_advantages) shuffle_advantages(all, config.seed, in.step);
     return all;

@@ -107,7 +107,7 @@ struct PolicyUpdate {
   void unpack();
 };
 
-// What the updates of a step depend on besides their minibatches.
+// Inputs of the updates of a step besides their minibatches.
 struct UpdateContext {
   int64_t step = 0;                // address of the random numbers
   ReferencePolicy reference = {};  // its prompts are packed; needed if config.grpo.distills()

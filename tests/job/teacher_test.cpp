@@ -60,8 +60,9 @@ TEST_F(Teacher, ThatIsTheStudentTeachesNothing) {
 TEST_F(Teacher, OfAnotherWidthIsApproached) {
   const std::string teacher = new_teacher("teacher", {"model.d_model=32", "steps=60"});
   for (const char* estimator : {"reverse", "forward", "jsd", "k2"}) {
-    const std::string run = train_new(opd(str("learns-", estimator), teacher,
-                                          {str("kl_estimator=", estimator), "num_minibatches=8"}));
+    const std::string run = train_new(
+        opd(str("learns-", estimator), teacher,
+            {str("kl_estimator=", estimator), "num_minibatches=8", "prompts_per_step=48"}));
     const std::vector<double> kl = metrics(run, "kl");
     EXPECT_LT(kl.back(), 0.7 * kl.front()) << estimator;
     EXPECT_EQ(metrics(run, "ratio_deviation"), std::vector<double>(4, 0));
@@ -69,7 +70,7 @@ TEST_F(Teacher, OfAnotherWidthIsApproached) {
   }
 }
 
-TEST_F(Teacher, RunsGoOnWithTheSameBitsAndRefuseAnotherTeacher) {
+TEST_F(Teacher, RunsContinueWithTheSameBitsAndRefuseAnotherTeacher) {
   // A folder as others write it.
   const std::string teacher = dir_.path() + "/folder";
   std::filesystem::copy(find_checkpoint(new_teacher("teacher", {"model.d_model=32"})), teacher);

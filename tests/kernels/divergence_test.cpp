@@ -116,7 +116,7 @@ TEST(Divergence, GradientsAreThoseOfDifferences) {
     }
 }
 
-// Only the teacher's likeliest tokens are told apart; of equal ones, those with lower ids.
+// Only the teacher's likeliest tokens are entries; of equal ones, those with lower ids.
 TEST(Divergence, TopKMergesTheOtherTokens) {
   const Tensor teacher = Tensor::from(std::vector{1.0, 3.0, 1.0, -2.0, 1.0}).reshape({1, 5}),
                z = Tensor::from(std::vector{0.3, -1.0, 0.7, 1.9, -0.4}).reshape({1, 5});

@@ -7,7 +7,7 @@
 namespace cohort::test {
 namespace {
 
-// The tokens that are left of three, whose lp_old - lp_sampling are 0.5, 0.4 and 0.3, after a prompt.
+// The tokens that are left of three after a prompt, whose lp_old - lp_sampling are 0.5, 0.4, 0.3.
 std::vector<uint8_t> kept(const std::vector<std::string>& rules,
                           std::vector<double> mismatch = {0.5, 0.4, 0.3}) {
   std::vector<double> old(mismatch.size() + 1, -1), sampling(mismatch.size() + 1, -1);
@@ -36,7 +36,7 @@ TEST(Rejection, IsByTheStatisticsOfTokensAndSequences) {
   EXPECT_EQ(kept({}), kAll);
 }
 
-// Of a token that restricted sampling had not kept, and of a log-prob that is not a number.
+// A token that restricted sampling had not kept, and a log-prob that is not a number.
 TEST(Rejection, OfExtremeLogProbs) {
   EXPECT_EQ(kept({"token_k3 > 1"}, {HUGE_VAL, 0, -HUGE_VAL}), (std::vector<uint8_t>{0, 1, 0}));
   EXPECT_EQ(kept({"token_k3 > 1", "seq_max_k2 > 100", "seq_mean_k1 < -5"}, {std::nan(""), 0, 0}),

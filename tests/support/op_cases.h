@@ -24,6 +24,8 @@ struct OpCase {
 };
 
 std::vector<OpCase> op_cases();
+// Adds those of the policy loss, which op_cases() has too.
+void add_policy_loss(std::vector<OpCase>& table);
 
 // Gradients of a case against central differences, with gradcheck()'s default tolerances.
 GradcheckResult run_op_case(const OpCase& test);
