@@ -1,4 +1,4 @@
-// Tokens that lose their surrogate by rejection and by covariance, and an entropy bonus that adapts.
+// Tokens that lose their surrogate by rejection and by covariance; an entropy bonus that adapts.
 #include <mutex>
 #include <set>
 
@@ -20,8 +20,8 @@ bool same_model(const std::string& a, const std::string& b) {
   return checkpoint_bytes(a, "model.safetensors") == checkpoint_bytes(b, "model.safetensors");
 }
 
-// A = (1, 1, -1, -1) and log-probs of (-0.1, -3, -0.2, -4): covariances of 1.725, -1.175, -1.625 and
-// 2.175, of which the first and the last are between 1 and 5.
+// A = (1, 1, -1, -1) and log-probs of (-0.1, -3, -0.2, -4): covariances of 1.725, -1.175, -1.625
+// and 2.175, of which the first and the last are between 1 and 5.
 std::set<int64_t> clipped(double fraction, int ranks, int64_t update) {
   const double advantages[] = {1, 1, -1, -1}, logprobs[] = {-0.1, -3, -0.2, -4};
   TrainConfig config;
