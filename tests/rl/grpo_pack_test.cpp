@@ -228,7 +228,8 @@ TEST(GrpoConfig, PresetsAreDefaultsOfOtherKeys) {
   EXPECT_EQ(gspo.epsilon_high, 4e-4);
   for (const auto& [name, keys, preset] : kPresets) {
     SCOPED_TRACE(name);
-    GrpoConfig config = config_of(str("{preset: ", name, "}"));
+    GrpoConfig config =
+        config_of(str("{preset: ", name, name == "opd" ? ", reference: teacher" : "", "}"));
     EXPECT_EQ(config.preset, preset);
     config.validate();
     const std::string written = dump_config(config);

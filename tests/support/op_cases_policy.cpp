@@ -192,11 +192,12 @@ void add_policy_loss(std::vector<OpCase>& table) {
         .epsilon_high = 1000,
         .level = kernels::RatioLevel::kSequence,
         .entropy_coef = 0.1}}};
-  for (const kernels::DivergenceDesc& divergence : {kernels::DivergenceDesc{KlEstimator::kReverse},
-                                                    {KlEstimator::kForward},
-                                                    {KlEstimator::kJsd, 0.3},
-                                                    {KlEstimator::kReverse, 0.5, 4}}) {
-    rows.push_back({"a teacher", rows[0].desc, divergence});
+  for (const auto& [variant, divergence] :
+       {std::pair<const char*, kernels::DivergenceDesc>{"reverse KL", {KlEstimator::kReverse}},
+        {"forward KL", {KlEstimator::kForward}},
+        {"JSD", {KlEstimator::kJsd, 0.3}},
+        {"reverse KL of four tokens", {KlEstimator::kReverse, 0.5, 4}}}) {
+    rows.push_back({variant, rows[0].desc, divergence});
     rows.back().desc.kl = divergence.kind;
   }
   for (const HeadRow& row : rows)
