@@ -72,6 +72,17 @@ void bind_functions(RunPlan& plan, const Callbacks& callbacks) {
 
 }  // namespace
 
+std::string TrainConfig::missing_function() const {
+  if (batch.trainer != TrainerType::kGrpo) return "";
+  for (const auto& [key, name, is_bound] :
+       {std::tuple{"loss", &grpo.loss, grpo.loss_function != nullptr},
+        {"advantage", &grpo.advantage, grpo.advantage_function != nullptr}})
+    if (!name->empty() && !is_bound)
+      return str(key, ": ", *name, " is a function of a Python program; hint: cohort.train(..., ",
+                 key, "=", *name, "), also to resume a run");
+  return "";
+}
+
 void bind_callbacks(RunPlan& plan, const Callbacks& callbacks) {
   bind_functions(plan, callbacks);
   if (callbacks.rewards.empty() && callbacks.environments.empty()) return;

@@ -90,6 +90,9 @@ struct TrainConfig {
   operator EvalSections() const {
     return {eval, batch, data, sampling, static_cast<uint64_t>(seed)};
   }
+  // The message that a loss or advantages by a function of a Python program are named, and not
+  // bound; empty: none is missing.
+  std::string missing_function() const;
   bool has_rewards() const {
     return std::ranges::any_of(rewards, [](const RewardConfig& r) { return r.weight != 0; });
   }

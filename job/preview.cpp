@@ -348,6 +348,7 @@ std::vector<std::string> TrainConfig::warnings() const {
           "dropout; hint: leave it out");
   }
   if (batch.trainer != TrainerType::kGrpo) return out;
+  if (const std::string missing = missing_function(); !missing.empty()) out.push_back(missing);
   if (sampling.restricts() && grpo.importance_weights == kernels::Importance::kNone &&
       grpo.rejection.empty())
     out.push_back(

@@ -110,14 +110,8 @@ bool holds_run(const std::string& dir) {
 // Starts the watchdog and the programs of a plan. Throws InputError if `group` cannot run it.
 void prepare(const RunPlan& plan, ProcessGroup* group) {
   for (const TrainConfig& stage : plan.stages)
-    for (const auto& [key, name, bound] :
-         {std::tuple{"loss", &stage.grpo.loss, stage.grpo.loss_function != nullptr},
-          {"advantage", &stage.grpo.advantage, stage.grpo.advantage_function != nullptr}})
-      if (stage.batch.trainer == TrainerType::kGrpo && !name->empty() && !bound)
-        throw InputError(str(key, ": ", *name,
-                             " is a function of a Python program; hint: "
-                             "cohort.train(..., ",
-                             key, "=", *name, "), also to resume a run"));
+    if (const std::string missing = stage.missing_function(); !missing.empty())
+      throw InputError(missing);
   set_watchdog(plan.stages[0]);
   begin_activity("preparing the run");
   prepare_programs(plan);
