@@ -60,10 +60,11 @@ struct TrainState {
   Json curriculum;               // (grpo) OnlineOrder::state()
   double beta = 0;               // (grpo, kl_target) the present beta; 0: that of the configuration
   double start_beta = 0;         // what the configuration said when `beta` began to change
-  double entropy_coef = 0;       // (grpo, entropy_target) that of the next step where it acts
-  std::optional<double>
-      entropy;          // (grpo, entropy_target) the metric of the last step; none: none yet
-  std::string teacher;  // (grpo) fingerprint of the folder `reference`; empty: none
+  // (grpo, entropy_target) The metric of the last step, none before the first one, and the
+  // coefficient of the next step if the bonus acts in it.
+  std::optional<double> entropy;
+  double entropy_coef = 0;
+  std::string teacher;           // (grpo) fingerprint of the folder `reference`; empty: none
   std::string data_fingerprint;  // checksum of the data file; empty: none, or not known
   Json set_fingerprints;         // the same of each set of eval.sets, by its name
   AdapterBase base;              // empty unless the model has adapters

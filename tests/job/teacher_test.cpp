@@ -90,7 +90,8 @@ TEST_F(Teacher, RunsContinueWithTheSameBitsAndRefuseAnotherTeacher) {
 TEST_F(Teacher, IsTheSameOnTwoRanksAndInSmallMicroBatches) {
   const std::string teacher = new_teacher("teacher", {"model.d_model=32"});
   const auto weights = [&](const std::string& name, std::vector<std::string> keys) {
-    keys.emplace_back("adam_eps=1e-3");
+    // Groups share their prompts, and are divided by micro batches of 16 tokens.
+    keys.insert(keys.end(), {"adam_eps=1e-3", "num_generations=6"});
     const std::string run = train_new(opd(name, teacher, keys));
     return SafetensorsFile(find_checkpoint(run) + "/model.safetensors");
   };
