@@ -202,8 +202,9 @@ struct PolicyLossInputs {
   Tensor old_logprob;
   Tensor ref_logprob;  // undefined: no reference
   Tensor advantage, weight;
-  Tensor sampling_logprob = {};  // undefined: old_logprob
-  Tensor segments = {};          // i32, ascending; needed if loss_desc.needs_sequences()
+  Tensor sampling_logprob = {};   // undefined: old_logprob
+  Tensor old_distance_coef = {};  // undefined: 0
+  Tensor segments = {};           // i32, ascending; needed if loss_desc.needs_sequences()
   // The log-probs are old_logprob, which the caller verifies: no pass over the logits is needed
   // before that of the loss.
   bool on_policy = false;

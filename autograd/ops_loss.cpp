@@ -352,15 +352,17 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   Tensor means;
   const bool needs_logprobs = loss_desc.needs_sequence_ratios() && !inputs.on_policy;
   if (loss_desc.needs_sequences()) {
-    means = Tensor::empty({tokens, 3}, DType::kF64, device);
+    means = Tensor::empty({tokens, kernels::PolicySequenceMeans::kSize}, DType::kF64, device);
     kernels::policy_sequence_means(
         {.means = means,
          .logprob = needs_logprobs ? log_probs_of(hidden, head, targets, desc).logprob.value()
                                    : inputs.old_logprob,
          .old_logprob = inputs.old_logprob,
          .sampling_logprob = inputs.sampling_logprob,
+         .advantage = inputs.advantage,
          .weight = inputs.weight,
-         .segments = inputs.segments});
+         .segments = inputs.segments,
+         .desc = loss_desc});
   }
   HostGradients host;
   if (inputs.host_loss != nullptr)
@@ -390,7 +392,8 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
                                 .sequence_means = means,
                                 .entropy = has_bonus ? rows.entropy : Tensor(),
                                 .dentropy = has_bonus ? rows.dentropy : Tensor(),
-                                .divergence = value});
+                                .divergence = value,
+                                .old_distance_coef = inputs.old_distance_coef});
     host.copy_to(rows, begin, count);
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};

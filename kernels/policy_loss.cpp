@@ -35,9 +35,10 @@ void policy_loss_terms(const PolicyLossTerms& args) {
                 args.desc.entropy_coef);
   check("[T] logprob, old_logprob, advantage, weight, dlogprob", args.logprob, args.old_logprob,
         args.advantage, args.weight, args.dlogprob);
-  check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?, divergence?", args.ref_logprob,
-        args.sampling_logprob, args.entropy, args.dentropy, args.divergence);
-  check("f64 [T, 3] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
+  check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?, divergence?, old_distance_coef?",
+        args.ref_logprob, args.sampling_logprob, args.entropy, args.dentropy, args.divergence,
+        args.old_distance_coef);
+  check("f64 [T, 4] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
   check.require(args.begin >= 0 && args.count >= 0 && args.begin + args.count <= check["T"],
                 "tokens from ", args.begin, ", ", args.count, " of ", check["T"]);
   on_device<cpu::policy_loss_terms, cuda::policy_loss_terms>(args.logprob.device(), args);
@@ -45,9 +46,11 @@ void policy_loss_terms(const PolicyLossTerms& args) {
 
 void policy_sequence_means(const PolicySequenceMeans& args) {
   ArgumentCheck check("policy_sequence_means");
-  check("[T] logprob, old_logprob, sampling_logprob?, weight; i32 [T] segments; f64 [T, 3] means",
-        args.logprob, args.old_logprob, args.sampling_logprob, args.weight, args.segments,
-        args.means);
+  check(
+      "[T] logprob, old_logprob, sampling_logprob?, advantage, weight; i32 [T] segments; "
+      "f64 [T, 4] means",
+      args.logprob, args.old_logprob, args.sampling_logprob, args.advantage, args.weight,
+      args.segments, args.means);
   on_device<cpu::policy_sequence_means, cuda::policy_sequence_means>(args.logprob.device(), args);
 }
 

@@ -3,7 +3,8 @@
 //   ratio = exp(clamp(lp - lp_old, +-20)),  lo = 1 - epsilon_low, hi = 1 + epsilon_high
 //   x     = min(lp_ref - lp, 20)
 //   loss  = sum_t weight[t] (importance[t] surrogate[t] + beta kl[t] - entropy_coef entropy[t]
-//                            + old_kl_coef (lp - lp_sampling)^2)
+//                            + old_kl_coef (lp - lp_sampling)^2
+//                            + old_distance_coef[t] |lp - lp_old|)
 //
 // k3(log p - log q) at samples of q estimates KL(q || p) without bias. The samples are the old
 // policy's, so its divergence from the policy is measured by k3(lp - lp_old).
@@ -44,8 +45,10 @@ inline constexpr SurrogateEntry kSurrogates[] = {{Surrogate::kClip, "clip", true
 // The log of the surrogate's ratio: lp - lp_old of the token, or its mean over the tokens of the
 // sequence (GSPO, Zheng et al. 2025, arXiv 2507.18071). The mean's gradient is that of GSPO-token:
 // ratio d lp of each token with its own weight and advantage, which is GSPO's where the weights and
-// advantages of a sequence are equal.
-enum class RatioLevel : uint8_t { kToken, kSequence };
+// advantages of a sequence are equal. kClipped, of kClip alone: the mean of min(lp - lp_old,
+// epsilon_high) where A > 0 and of max(lp - lp_old, -epsilon_low) where A < 0, and no other bound;
+// tokens beyond it have no gradient (GMPO, Zhao et al. 2025, arXiv 2507.20673).
+enum class RatioLevel : uint8_t { kToken, kSequence, kClipped };
 
 // The weight of a token's surrogate for the difference between the policy and the distribution that
 // sampled the token, whose log-prob is lp_sampling. With q = exp(lp_old - lp_sampling) of the
@@ -106,7 +109,7 @@ struct PolicyLossDesc {
 
   // True if a token's loss depends on the log-probs lp of its whole sequence, or on any of them.
   bool needs_sequence_ratios() const {
-    return level == RatioLevel::kSequence || surrogate == Surrogate::kVespo ||
+    return level != RatioLevel::kToken || surrogate == Surrogate::kVespo ||
            off_policy_mask != kOff ||
            (surrogate == Surrogate::kReinforce && importance != Importance::kReject &&
             needs_sequence_importance());
@@ -142,14 +145,16 @@ struct PolicyLossStats {
 };
 
 // Means over the tokens of each sequence that have a weight above 0, at each of them: of lp -
-// lp_old and of lp_old - lp_sampling; and the number of these tokens. The order of the sums depends
-// on the sequence's length only.
+// lp_old and of lp_old - lp_sampling; the number of these tokens; and the mean of RatioLevel's
+// kClipped. The order of the sums depends on the sequence's length only.
 struct PolicySequenceMeans {
-  Tensor& means;  // f64 [T, 3]
+  static constexpr int64_t kSize = 4;
+  Tensor& means;  // f64 [T, kSize]
   const Tensor &logprob, &old_logprob;
   const Tensor& sampling_logprob;  // may be undefined: old_logprob
-  const Tensor& weight;
+  const Tensor &advantage, &weight;
   const Tensor& segments;  // [T] i32: the sequence of each token, ascending
+  PolicyLossDesc desc = {};
 };
 COHORT_KERNEL(void policy_sequence_means(const PolicySequenceMeans& args));
 
@@ -173,6 +178,7 @@ struct PolicyLossTerms {
   // Divergences [T] in place of estimates of the KL: needed if is_divergence(desc.kl) and beta > 0.
   // Their gradients are the caller's.
   Tensor divergence = {};
+  Tensor old_distance_coef = {};  // [T]; undefined: 0
 };
 COHORT_KERNEL(void policy_loss_terms(const PolicyLossTerms& args));
 

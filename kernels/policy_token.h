@@ -105,6 +105,24 @@ COHORT_HD inline TokenLoss clip_surrogate(const PolicyToken& t, const PolicyLoss
   return {-t.advantage * t.ratio.value, -t.advantage * t.ratio.slope};
 }
 
+// x = lp - lp_old of a token, bounded in the direction of its advantage. The slope is 0 beyond the
+// bound, else 1.
+COHORT_HD inline ValueAndSlope clip_log_ratio(double x, double advantage,
+                                              const PolicyLossDesc& desc) {
+  if (advantage > 0 && x > desc.epsilon_high) return {desc.epsilon_high, 0};
+  if (advantage < 0 && x < -desc.epsilon_low) return {-desc.epsilon_low, 0};
+  return {x, 1};
+}
+
+// The clip of RatioLevel::kClipped, whose ratio is the sequence's.
+COHORT_HD inline TokenLoss clipped_mean_surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
+                                                  PolicyLossStats& stats) {
+  const double slope = clip_log_ratio(t.logprob - t.old_logprob, t.advantage, desc).slope;
+  stats.clipped_low += slope == 0 && t.advantage < 0;
+  stats.clipped_high += slope == 0 && t.advantage > 0;
+  return {-t.advantage * t.ratio.value, -t.advantage * t.ratio.slope * slope};
+}
+
 COHORT_HD inline TokenLoss cispo_surrogate(const PolicyToken& t, const PolicyLossDesc& desc,
                                            PolicyLossStats& stats) {
   const double low = 1 - desc.epsilon_low, high = 1 + desc.epsilon_high;
@@ -140,6 +158,7 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
                                      PolicyLossStats& stats) {
   switch (desc.surrogate) {
     case Surrogate::kClip:
+      if (desc.level == RatioLevel::kClipped) return clipped_mean_surrogate(t, desc, stats);
       break;
     case Surrogate::kCispo:
       return cispo_surrogate(t, desc, stats);
@@ -153,11 +172,12 @@ COHORT_HD inline TokenLoss surrogate(const PolicyToken& t, const PolicyLossDesc&
   return clip_surrogate(t, desc, stats);
 }
 
-// A row of PolicySequenceMeans::means: the means of lp - lp_old and of lp_old - lp_sampling.
+// A row of PolicySequenceMeans::means: the means of lp - lp_old, of lp_old - lp_sampling and of the
+// clipped lp - lp_old.
 struct SequenceMeans {
-  double to_old = 0, to_sampling = 0, tokens = 0;
+  double to_old = 0, to_sampling = 0, tokens = 0, clipped = 0;
 };
-static_assert(sizeof(SequenceMeans) == 3 * sizeof(double));
+static_assert(sizeof(SequenceMeans) == PolicySequenceMeans::kSize * sizeof(double));
 
 // The weight of a token's surrogate.
 COHORT_HD inline double importance_weight(const PolicyToken& t, double sampling_logprob,
@@ -229,6 +249,12 @@ COHORT_HD inline TokenLoss old_penalty(const PolicyToken& t, double sampling_log
   return {desc.old_kl_coef * x * x, 2 * desc.old_kl_coef * x};
 }
 
+// A coefficient times |lp - lp_old|, whose derivative at 0 is 0.
+COHORT_HD inline TokenLoss old_distance(const PolicyToken& t, double coefficient) {
+  const double x = t.logprob - t.old_logprob;
+  return {coefficient * std::fabs(x), coefficient * ((x > 0) - (x < 0))};
+}
+
 // beta times the estimate of the KL to the reference.
 COHORT_HD inline TokenLoss penalty(const PolicyToken& t, double ref_logprob,
                                    const PolicyLossDesc& desc, PolicyLossStats& stats) {
@@ -261,13 +287,14 @@ T* data_or_null(Tensor tensor) {
 
 // Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
-  double tokens = 0, to_old = 0, to_sampling = 0;
+  double tokens = 0, to_old = 0, to_sampling = 0, clipped = 0;
 };
 
 // The tensors of policy_sequence_means() as pointers.
 template <class T>
 struct SequenceLogRatios {
-  const T *logprob, *old_logprob, *sampling_logprob, *weight;
+  const T *logprob, *old_logprob, *sampling_logprob, *advantage, *weight;
+  PolicyLossDesc desc;
   SequenceMeans* means;
 
   explicit SequenceLogRatios(const PolicySequenceMeans& args)
@@ -275,20 +302,25 @@ struct SequenceLogRatios {
         old_logprob(args.old_logprob.data<T>()),
         sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
                                                          : old_logprob),
+        advantage(args.advantage.data<T>()),
         weight(args.weight.data<T>()),
+        desc(args.desc),
         means(static_cast<SequenceMeans*>(args.means.raw())) {}
 
   COHORT_HD void add(LogRatioSums& sums, int64_t t) const {
     if (!(weight[t] > 0)) return;
     const auto old = static_cast<double>(old_logprob[t]);
     sums.tokens += 1;
-    sums.to_old += static_cast<double>(logprob[t]) - old;
+    const double to_old = static_cast<double>(logprob[t]) - old;
+    sums.to_old += to_old;
+    sums.clipped += clip_log_ratio(to_old, static_cast<double>(advantage[t]), desc).value;
     sums.to_sampling += old - static_cast<double>(sampling_logprob[t]);
   }
   COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
     means[t].to_old = sums.to_old / sums.tokens;
     means[t].to_sampling = sums.to_sampling / sums.tokens;
     means[t].tokens = sums.tokens;
+    means[t].clipped = sums.clipped / sums.tokens;
   }
 };
 
@@ -296,7 +328,7 @@ struct SequenceLogRatios {
 template <class T>
 struct PolicyTokens {
   const T *logprob, *old_logprob, *ref_logprob, *sampling_logprob, *advantage, *weight, *entropy,
-      *divergence;
+      *divergence, *old_distance_coef;
   const SequenceMeans* sequence_means;
   PolicyTerms* terms;
   T *dlogprob, *dentropy;
@@ -311,6 +343,7 @@ struct PolicyTokens {
         weight(args.weight.data<T>()),
         entropy(data_or_null<T>(args.entropy)),
         divergence(data_or_null<T>(args.divergence)),
+        old_distance_coef(data_or_null<T>(args.old_distance_coef)),
         sequence_means(args.sequence_means.defined()
                            ? static_cast<const SequenceMeans*>(args.sequence_means.raw())
                            : nullptr),
@@ -333,8 +366,9 @@ struct PolicyTokens {
     PolicyToken of_sequence = token;
     if (desc.surrogate == Surrogate::kVespo)
       of_sequence.ratio = ratio_of(sequence.tokens * sequence.to_old);
-    else if (desc.level == RatioLevel::kSequence)
-      of_sequence.ratio = ratio_of(sequence.to_old);
+    else if (desc.level != RatioLevel::kToken)
+      of_sequence.ratio =
+          ratio_of(desc.level == RatioLevel::kClipped ? sequence.clipped : sequence.to_old);
     const TokenLoss loss = surrogate(of_sequence, desc, stats);
     return {importance * loss.loss, importance * loss.gradient};
   }
@@ -360,6 +394,10 @@ struct PolicyTokens {
       }
       if (desc.old_kl_coef != 0) {
         const TokenLoss kl = old_penalty(token, static_cast<double>(sampling_logprob[t]), desc);
+        sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
+      }
+      if (old_distance_coef != nullptr) {
+        const TokenLoss kl = old_distance(token, static_cast<double>(old_distance_coef[t]));
         sum = {sum.loss + kl.loss, sum.gradient + kl.gradient};
       }
       if (entropy != nullptr) sum.loss -= desc.entropy_coef * static_cast<double>(entropy[t]);

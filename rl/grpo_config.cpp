@@ -36,7 +36,8 @@ void GrpoConfig::visit_loss(ConfigVisitor& v) {
            "reinforce: log-prob; sapo: a sigmoid of the ratio; vespo: log-prob weighted by a "
            "function of the product of the sequence's ratios");
   v.choice("importance_sampling_level", importance_sampling_level, kRatioLevels,
-           "the ratio is that of a token, or the geometric mean over its sequence (GSPO)");
+           "the ratio is that of a token, or the geometric mean over its sequence (GSPO); clipped: "
+           "of ratios with logs clipped at -epsilon and epsilon_high (GMPO)");
   v.field("epsilon", epsilon, "the ratio is clipped below 1 - epsilon", {.min = 0, .max = 1});
   v.field("epsilon_high", epsilon_high,
           "the ratio is clipped above 1 + epsilon_high; none: epsilon", {.min = 0});
@@ -164,10 +165,14 @@ void GrpoConfig::visit_corrections(ConfigVisitor& v) {
           "rules by which tokens and sequences have no surrogate, such as seq_mean_k3 > 0.002: "
           "token, seq_sum, seq_mean or seq_max, of the estimates k1, k2, k3 of the sampler's "
           "mismatch");
-  v.field("covariance_clip", covariance_clip,
-          "fraction of an update's tokens that lose their surrogate, drawn from those whose "
-          "advantage and log-prob vary together most (Clip-Cov); 0: none",
-          {.min = 0, .max = 1});
+  v.choice("covariance", covariance, kCovariances,
+           "the update's tokens whose advantage and log-prob vary together most: clip: a draw of "
+           "them has no surrogate (Clip-Cov); kl: |lp - lp_old| of them is a term of the loss "
+           "(KL-Cov)");
+  v.field("covariance_fraction", covariance_fraction,
+          "(covariance) their fraction of the update's tokens; one at least", {.min = 0, .max = 1});
+  v.field("covariance_kl_coef", covariance_kl_coef, "(covariance: kl) weight of |lp - lp_old|",
+          {.min = 0});
   v.field("old_kl_coef", old_kl_coef,
           "weight of the squared log ratio to the sampler, a term of the loss", {.min = 0});
 }
@@ -248,6 +253,11 @@ void GrpoConfig::validate() const {
   require_surrogate("delta", delta.has_value(), Surrogate::kClip);
   require_surrogate("sapo_tau_pos", sapo_tau_pos != GrpoConfig().sapo_tau_pos, Surrogate::kSapo);
   require_surrogate("sapo_tau_neg", sapo_tau_neg != GrpoConfig().sapo_tau_neg, Surrogate::kSapo);
+  const bool has_clipped_logs = importance_sampling_level == kernels::RatioLevel::kClipped;
+  if (has_clipped_logs && (surrogate != Surrogate::kClip || dual_clip || delta))
+    throw InputError(
+        "importance_sampling_level: clipped is surrogate: clip without dual_clip and delta, whose "
+        "bounds are those of the tokens' log ratios; hint: leave them out");
   if (dual_clip && delta)
     throw InputError(
         "delta: bounds the ratio where A < 0, and so does dual_clip; hint: leave one of them out");
@@ -401,7 +411,7 @@ std::vector<std::string> GrpoConfig::unused_keys(bool rewarded) const {
   constexpr std::string_view kOfRewards[] = {"surrogate",          "epsilon",
                                              "epsilon_high",       "whiten_advantages",
                                              "advantage_clip",     "top_entropy_quantile",
-                                             "shuffle_advantages", "covariance_clip"};
+                                             "shuffle_advantages", "covariance"};
   if (!loss.empty()) warn(str("with loss: ", loss), kOfLoss);
   if (!advantage.empty()) warn(str("with advantage: ", advantage), kOfAdvantages);
   if (!rewarded && advantage.empty()) {
@@ -484,6 +494,12 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) co
   warn_if(!rejection.empty() && !restricted,
           "rejection: does nothing without top_k, top_p, min_p, penalties or logit_bias: the "
           "sampler's log-probs are the policy's; hint: leave it out");
+  needs_updates("covariance: kl", given(&GrpoConfig::covariance) && covariance == Covariance::kKl);
+  warn_if(
+      covariance == Covariance::kNone && covariance_fraction != GrpoConfig().covariance_fraction,
+      "covariance_fraction: does nothing with covariance: none; hint: covariance=clip");
+  warn_if(covariance != Covariance::kKl && covariance_kl_coef != GrpoConfig().covariance_kl_coef,
+          "covariance_kl_coef: belongs to covariance: kl; hint: leave it out");
   needs_updates("old_kl_coef", !restricted && given(&GrpoConfig::old_kl_coef));
   warn_if(importance_weights == kernels::Importance::kNone &&
               (importance_level || importance_min || importance_max),

@@ -65,6 +65,7 @@ inline constexpr EnumName<kernels::KlEstimator> kKlEstimators[] = {
 inline constexpr EnumName<kernels::RatioLevel> kRatioLevels[] = {
     {kernels::RatioLevel::kToken, "token"},
     {kernels::RatioLevel::kSequence, "sequence"},
+    {kernels::RatioLevel::kClipped, "clipped"},
 };
 // With the default bounds of the weights: TRL's and verl's cap, IcePop's, SkyRL's.
 struct ImportanceEntry {
@@ -96,6 +97,11 @@ inline constexpr TrustRegionEntry kTrustRegions[] = {{kernels::TrustRegion::kNon
                                                      {kernels::TrustRegion::kTv, "tv", 0.2},
                                                      {kernels::TrustRegion::kKl, "kl", 0.2},
                                                      {kernels::TrustRegion::kIpo, "ipo", 0.1}};
+// Tokens whose advantage and log-prob vary together most lose their surrogate (Clip-Cov), or have a
+// penalty on |lp - lp_old| (KL-Cov; both Cui et al. 2025, arXiv 2505.22617).
+enum class Covariance : uint8_t { kNone, kClip, kKl };
+inline constexpr EnumName<Covariance> kCovariances[] = {
+    {Covariance::kNone, "none"}, {Covariance::kClip, "clip"}, {Covariance::kKl, "kl"}};
 // The penalty beta KL is a term of the loss, or subtracted from the rewards, summed over tokens.
 enum class KlPlace : uint8_t { kLoss, kReward };
 inline constexpr EnumName<KlPlace> kKlPlaces[] = {{KlPlace::kLoss, "loss"},
@@ -156,7 +162,9 @@ inline constexpr PresetEntry kPresets[] = {
      "epsilon: 1, epsilon_high: 1e9, trust_region: tv, old_kl_coef: 1e-3, scale_rewards: none"},
     {"dppo", "surrogate: cispo, epsilon: 1, epsilon_high: 19, trust_region: tv"},
     {"vespo", "surrogate: vespo"},
-    {"clip_cov", "covariance_clip: 2e-4"},
+    {"gmpo", "importance_sampling_level: clipped, epsilon: 0.4, loss_type: grpo"},
+    {"clip_cov", "covariance: clip"},
+    {"kl_cov", "covariance: kl, epsilon: 1, epsilon_high: 1e9"},
     {"opd", "beta: 1, kl_estimator: reverse"},
 };
 
@@ -209,7 +217,8 @@ struct GrpoConfig {
   std::optional<double> trust_low, trust_high;  // none: as kTrustRegions
   std::optional<double> off_policy_mask;
   std::vector<std::string> rejection;  // rules, see rejected_tokens() in rl/rejection.h
-  double covariance_clip = 0;          // fraction of the update's tokens that lose their surrogate
+  Covariance covariance = Covariance::kNone;
+  double covariance_fraction = 2e-4, covariance_kl_coef = 1;
   double old_kl_coef = 0;
   int64_t num_iterations = 1;   // passes over each step's rollouts
   int64_t num_minibatches = 1;  // optimiser updates per pass
@@ -232,11 +241,11 @@ struct GrpoConfig {
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
-  // True if completions with an advantage of 0 change the update; those with old_kl_coef do where
-  // the policy is not the one that sampled.
+  // True if completions with an advantage of 0 change the update; those with old_kl_coef or
+  // covariance: kl do where the policy is not the one that sampled.
   bool needs_all_completions() const {
     return beta > 0 || entropy_coef > 0 || !loss.empty() ||
-           (old_kl_coef > 0 && updates_per_step() > 1);
+           ((old_kl_coef > 0 || covariance == Covariance::kKl) && updates_per_step() > 1);
   }
   // True if the loss compares the policy with the distribution that tokens were drawn from.
   bool needs_sampling_log_probs() const {

@@ -68,7 +68,7 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
   parallel_try(static_cast<int64_t>(out.size()), 1, [&](int64_t i) {
     const auto b = static_cast<size_t>(i);
     const size_t begin = begins[b], end = begins[b + 1];
-    std::vector<double> old_logprob, ref_logprob, sampling_logprob, advantage, weight;
+    std::vector<double> old_logprob, ref_logprob, sampling_logprob, advantage, weight, distance;
     for (size_t s = begin; s < end; ++s) {
       const TokenSequence& sequence = tokens[s];
       const PolicySequence& policy = sequences[s];
@@ -80,6 +80,7 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
           sampling_logprob.push_back(policy.sampling_logprob[t]);
         const bool has_surrogate = policy.surrogate_mask.empty() || policy.surrogate_mask[t];
         advantage.push_back(has_surrogate ? policy.advantage[t] : 0);
+        distance.push_back(policy.old_distance_coef.empty() ? 0 : policy.old_distance_coef[t]);
       }
       weight.resize(old_logprob.size(),
                     token_weight(desc.loss_type, desc.totals, sequence.num_targets(),
@@ -100,6 +101,8 @@ Minibatch pack_policy(std::vector<PolicySequence> sequences, const PackPolicyDes
     batch.weight = column(weight);
     batch.ref_logprob = optional(ref_logprob);
     batch.sampling_logprob = optional(sampling_logprob);
+    if (std::ranges::any_of(distance, [](double c) { return c != 0; }))
+      batch.old_distance_coef = column(distance);
   });
   return out;
 }
@@ -130,7 +133,7 @@ PolicyBatch to_device(const PolicyBatch& batch, const Transformer& model) {
   if (batch.reference) out.reference = model.to_device(*batch.reference);
   for (const auto column :
        {&PolicyBatch::old_logprob, &PolicyBatch::advantage, &PolicyBatch::weight,
-        &PolicyBatch::ref_logprob, &PolicyBatch::sampling_logprob})
+        &PolicyBatch::ref_logprob, &PolicyBatch::sampling_logprob, &PolicyBatch::old_distance_coef})
     out.*column = (batch.*column).to(model.device());
   return out;
 }

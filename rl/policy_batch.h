@@ -24,6 +24,7 @@ struct PolicySequence : TokenSequence {
   // (empty: old_logprob), and 0 if it has no surrogate (empty: all have one).
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
+  std::vector<double> old_distance_coef = {};  // of the policy loss; or empty: 0
   // The reference reads this in place of the tokens before the first target; empty: the same.
   std::vector<int32_t> reference_prompt = {};
 };
@@ -35,9 +36,10 @@ PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 // A micro batch with the constants of the policy loss, [L] each: one value per target.
 struct PolicyBatch : PackedBatch {
   Tensor old_logprob, advantage;
-  Tensor weight;            // one over the denominator of the whole update
-  Tensor ref_logprob;       // undefined: no reference
-  Tensor sampling_logprob;  // undefined: old_logprob
+  Tensor weight;             // one over the denominator of the whole update
+  Tensor ref_logprob;        // undefined: no reference
+  Tensor sampling_logprob;   // undefined: old_logprob
+  Tensor old_distance_coef;  // undefined: 0
   // The reference reads this, with the same targets in the same order; nullopt: this batch.
   std::optional<PackedBatch> reference;
   const PackedBatch& of_reference() const { return reference ? *reference : *this; }

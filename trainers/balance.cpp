@@ -25,6 +25,7 @@ void each_list(Sequence& s, const Each& each) {
     each(s.ref_logprob);
     each(s.sampling_logprob);
     each(s.surrogate_mask);
+    each(s.old_distance_coef);
     each(s.reference_prompt);
   }
 }

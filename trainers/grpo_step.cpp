@@ -463,8 +463,8 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
     // No update at all: even with a zero gradient AdamW's decay and momentum would move the
     // weights.
     if (totals.tokens == 0) continue;
-    if (config.grpo.covariance_clip > 0)
-      clip_covariance(comm, sequences, config, context.step * parts + m);
+    if (config.grpo.covariance != Covariance::kNone)
+      limit_covariance(comm, sequences, config, context.step * parts + m);
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
     const RankLoad load =
         balance(comm, learner.model(), sequences, config.batch.completions_per_step());

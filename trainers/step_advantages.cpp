@@ -235,8 +235,9 @@ double entropy_threshold(Communicator& comm, std::span<const Group> groups,
   return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
 }
 
-void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
-                     const GrpoSections& config, int64_t update) {
+void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
+                      const GrpoSections& config, int64_t update) {
+  const bool clips = config.grpo.covariance == Covariance::kClip;
   const auto for_tokens = [&](const auto& fn) {
     for (PolicySequence& s : sequences)
       for (size_t t = 1; t < s.tokens.size(); ++t)
@@ -249,33 +250,41 @@ void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
     logprob += s.old_logprob[t];
   });
   reduce_in_place(comm, {&count, &advantage, &logprob});
-  // The draw of each candidate, by the index of its sequence: equal for any number of ranks.
-  std::vector<std::vector<double>> draws(static_cast<size_t>(config.batch.completions_per_step()));
-  const auto draw_of = [&](const PolicySequence& s, size_t t) {
-    Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
-                                    static_cast<uint64_t>(s.index) << 32 | t));
-    return static_cast<double>(rng.below(int64_t{1} << 52));
+  // Calls fn(sequence, token, key) for the candidates, of which those with the least keys are
+  // taken: the negative covariance of kl, then a draw by the sequence's index, which is equal for
+  // any number of ranks.
+  using Key = std::pair<double, double>;
+  const auto for_candidates = [&](const auto& fn) {
+    for_tokens([&](PolicySequence& s, size_t t) {
+      const double covariance =
+          (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
+      if (clips && !(covariance > 1 && covariance < 5)) return;
+      Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
+                                      static_cast<uint64_t>(s.index) << 32 | t));
+      fn(s, t, Key{clips ? 0 : -covariance, static_cast<double>(rng.below(int64_t{1} << 52))});
+    });
   };
-  const auto is_candidate = [&](const PolicySequence& s, size_t t) {
-    const double covariance =
-        (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
-    return covariance > 1 && covariance < 5;
-  };
-  for_tokens([&](const PolicySequence& s, size_t t) {
-    if (is_candidate(s, t)) draws[static_cast<size_t>(s.index)].push_back(draw_of(s, t));
+  std::vector<std::vector<double>> parts(static_cast<size_t>(config.batch.completions_per_step()));
+  for_candidates([&](const PolicySequence& s, size_t, const Key& key) {
+    auto& part = parts[static_cast<size_t>(s.index)];
+    part.insert(part.end(), {key.first, key.second});
   });
-  std::vector<double> all;
-  for (const std::vector<double>& of : gather_numbers(comm, draws))
-    all.insert(all.end(), of.begin(), of.end());
-  const auto clipped =
-      std::min(all.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_clip * count)));
-  if (clipped == 0) return;
-  std::ranges::nth_element(all, all.begin() + static_cast<ptrdiff_t>(clipped) - 1);
-  const double last = all[clipped - 1];
-  for_tokens([&](PolicySequence& s, size_t t) {
-    if (!is_candidate(s, t) || draw_of(s, t) > last) return;
+  std::vector<Key> keys;
+  for (const std::vector<double>& part : gather_numbers(comm, parts))
+    for (size_t i = 0; i < part.size(); i += 2) keys.emplace_back(part[i], part[i + 1]);
+  const auto taken = std::min(
+      keys.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_fraction * count)));
+  if (taken == 0) return;
+  std::ranges::nth_element(keys, keys.begin() + static_cast<ptrdiff_t>(taken) - 1);
+  const Key last = keys[taken - 1];
+  for_candidates([&](PolicySequence& s, size_t t, const Key& key) {
+    if (key > last) return;
     s.surrogate_mask.resize(s.tokens.size(), 1);
-    s.surrogate_mask[t] = 0;
+    s.old_distance_coef.resize(s.tokens.size(), 0);
+    if (clips)
+      s.surrogate_mask[t] = 0;
+    else
+      s.old_distance_coef[t] = config.grpo.covariance_kl_coef;
   });
 }
 

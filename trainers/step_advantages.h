@@ -38,10 +38,12 @@ void scatter(std::span<Group> groups, std::span<const double> all, const GrpoSec
 double entropy_threshold(Communicator& comm, std::span<const Group> groups,
                          const GrpoSections& config);
 
-// Clip-Cov (Cui et al. 2025, arXiv 2505.22617, as in verl): of the update's tokens of all ranks,
-// covariance_clip of them, one at least, lose their surrogate: an addressed draw from those whose
-// (A - mean A) (lp_old - mean lp_old) is between 1 and 5. `update`: its number, for the draw.
-void clip_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
-                     const GrpoSections& config, int64_t update);
+// Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617, as in verl), for the fraction
+// covariance_fraction of the tokens of the update over all ranks, one at least, by
+// (A - mean A) (lp_old - mean lp_old). clip: an addressed draw from those where it is between 1 and
+// 5 has no surrogate; kl: those where it is largest have old_distance_coef. `update`: its number,
+// for the draws, which also decide between equal ones.
+void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
+                      const GrpoSections& config, int64_t update);
 
 }  // namespace cohort

@@ -21,53 +21,86 @@ bool same_model(const std::string& a, const std::string& b) {
 }
 
 // A = (1, 1, -1, -1) and log-probs of (-0.1, -3, -0.2, -4): covariances of 1.725, -1.175, -1.625
-// and 2.175, of which the first and the last are between 1 and 5.
-std::set<int64_t> clipped(double fraction, int ranks, int64_t update) {
-  const double advantages[] = {1, 1, -1, -1}, logprobs[] = {-0.1, -3, -0.2, -4};
+// and 2.175, of which the first and the last are between 1 and 5. The sequences whose token is
+// taken.
+std::set<int64_t> taken(Covariance covariance, double fraction, int ranks, int64_t update,
+                        std::array<double, 4> logprobs = {-0.1, -3, -0.2, -4}) {
+  const double advantages[] = {1, 1, -1, -1};
   TrainConfig config;
   config.batch.prompts_per_step = 4;
   config.batch.num_generations = 1;
-  config.grpo.covariance_clip = fraction;
+  config.grpo.covariance = covariance;
+  config.grpo.covariance_fraction = fraction;
+  config.grpo.covariance_kl_coef = 0.5;
   std::set<int64_t> out;
   std::mutex mutex;
   run_local_ranks(ranks, [&](Communicator& comm) {
     std::vector<PolicySequence> sequences;
     for (int64_t i = comm.rank(); i < 4; i += ranks)
       sequences.push_back(PolicySequence{{.tokens = {1, 2}, .loss_mask = {0, 1}, .index = i},
-                                         {0, logprobs[i]},
+                                         {0, logprobs[static_cast<size_t>(i)]},
                                          {0, advantages[i]}});
-    clip_covariance(comm, sequences, config, update);
+    limit_covariance(comm, sequences, config, update);
     const std::lock_guard lock(mutex);
-    for (const PolicySequence& s : sequences)
-      if (!s.surrogate_mask.empty() && s.surrogate_mask[1] == 0) out.insert(s.index);
+    for (const PolicySequence& s : sequences) {
+      if (s.surrogate_mask.empty()) continue;
+      out.insert(s.index);
+      EXPECT_EQ(s.surrogate_mask[1], covariance == Covariance::kKl);
+      EXPECT_EQ(s.old_distance_coef[1], covariance == Covariance::kKl ? 0.5 : 0);
+    }
   });
   return out;
 }
 
-TEST(CovarianceClip, DrawsFromTokensOfHighCovariance) {
-  EXPECT_EQ(clipped(0.5, 1, 0), (std::set<int64_t>{0, 3}));
-  EXPECT_EQ(clipped(1, 1, 0), (std::set<int64_t>{0, 3}));
+TEST(Covariance, ClipDrawsFromTokensOfHighCovariance) {
+  constexpr Covariance kClip = Covariance::kClip;
+  EXPECT_EQ(taken(kClip, 0.5, 1, 0), (std::set<int64_t>{0, 3}));
+  EXPECT_EQ(taken(kClip, 1, 1, 0), (std::set<int64_t>{0, 3}));
   std::set<int64_t> seen;
   for (int64_t update = 0; update < 40; ++update) {
-    const std::set<int64_t> one = clipped(2e-4, 1, update);
+    const std::set<int64_t> one = taken(kClip, 2e-4, 1, update);
     ASSERT_EQ(one.size(), 1u);
-    EXPECT_EQ(clipped(2e-4, 2, update), one);
-    EXPECT_EQ(clipped(2e-4, 3, update), one);
+    EXPECT_EQ(taken(kClip, 2e-4, 2, update), one);
+    EXPECT_EQ(taken(kClip, 2e-4, 3, update), one);
     seen.insert(one.begin(), one.end());
   }
   EXPECT_EQ(seen, (std::set<int64_t>{0, 3}));
 }
 
-TEST(CovarianceClip, RunsResumeToTheSameWeights) {
+TEST(Covariance, KlTakesTheTokensOfHighestCovariance) {
+  constexpr Covariance kKl = Covariance::kKl;
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_EQ(taken(kKl, 2e-4, ranks, 0), (std::set<int64_t>{3}));
+    EXPECT_EQ(taken(kKl, 0.5, ranks, 0), (std::set<int64_t>{0, 3}));
+    EXPECT_EQ(taken(kKl, 0.75, ranks, 0), (std::set<int64_t>{0, 1, 3}));
+    EXPECT_EQ(taken(kKl, 1, ranks, 0), (std::set<int64_t>{0, 1, 2, 3}));
+  }
+  // Equal covariances: a draw decides.
+  std::set<int64_t> seen;
+  for (int64_t update = 0; update < 40; ++update) {
+    const std::set<int64_t> one = taken(kKl, 2e-4, 1, update, {-1, -1, -1, -1});
+    ASSERT_EQ(one.size(), 1u);
+    EXPECT_EQ(taken(kKl, 2e-4, 2, update, {-1, -1, -1, -1}), one);
+    seen.insert(one.begin(), one.end());
+  }
+  EXPECT_EQ(seen.size(), 4u);
+}
+
+TEST(Covariance, RunsResumeToTheSameWeights) {
   const TempDir dir;
-  const auto plan = [&](const std::string& name) {
-    return small_plan(dir, name, kCorrections, {"dtype=f64", "covariance_clip=0.3"});
-  };
-  const std::string whole = train_new(plan("whole"));
-  const std::string cut = train_interrupted(plan("cut"), 2);
-  train_rest(cut);
-  EXPECT_TRUE(same_model(whole, cut));
-  EXPECT_FALSE(same_model(whole, train_new(small_plan(dir, "none", kCorrections, {"dtype=f64"}))));
+  for (const std::string name : {"clip", "kl"}) {
+    const auto plan = [&](const std::string& run) {
+      return small_plan(
+          dir, run + name, kCorrections,
+          {"dtype=f64", "num_minibatches=2", "covariance=" + name, "covariance_fraction=0.3"});
+    };
+    const std::string whole = train_new(plan("whole"));
+    const std::string cut = train_interrupted(plan("cut"), 2);
+    train_rest(cut);
+    EXPECT_TRUE(same_model(whole, cut));
+    EXPECT_FALSE(same_model(whole, train_new(small_plan(dir, "none" + name, kCorrections,
+                                                        {"dtype=f64", "num_minibatches=2"}))));
+  }
 }
 
 // With restricted sampling the log-probs of policy and sampler differ.

@@ -145,6 +145,7 @@ TEST(CudaPolicyLoss, SequencesWeightsAndEntropiesMatchTheCpu) {
     for (const PolicyLossDesc& desc :
          {PolicyLossDesc{.level = RatioLevel::kSequence, .entropy_coef = 0.1},
           {.epsilon_low = 0.02, .epsilon_high = 0.02, .level = RatioLevel::kSequence},
+          {.epsilon_low = 0.1, .epsilon_high = 0.2, .level = RatioLevel::kClipped},
           {.beta = 0.1,
           .surrogate = Surrogate::kReinforce,
           .importance = Importance::kTruncate,

@@ -363,6 +363,28 @@ TEST(PolicyLoss, RatioOfASequenceIsTheGeometricMean) {
   EXPECT_EQ(clipped.gradient, (std::vector<double>(5, 0)));
 }
 
+// learn.md's case: lp - lp_old of (0.1, 0.6, -0.5), of which GMPO clips 0.6 where A > 0 and -0.5
+// where A < 0.
+TEST(PolicyLoss, RatioOfClippedTokensIsTheirGeometricMean) {
+  const PolicyLossDesc desc{.epsilon_low = 0.4, .epsilon_high = 0.4, .level = RatioLevel::kClipped};
+  const auto run = [&](double a) {
+    return run_segments(
+        {{-1, -1, -1}, {-1.1, -1.6, -0.5}, {}, {a, a, a}, {1.0 / 3, 1.0 / 3, 1.0 / 3}}, {0, 0, 0},
+        desc);
+  };
+  const auto expect = [](const Result& r, double loss, const std::vector<double>& gradient) {
+    EXPECT_NEAR(r.loss, loss, 1e-8);
+    for (size_t t = 0; t < 3; ++t) EXPECT_NEAR(r.gradient[t], gradient[t], 1e-8) << t;
+  };
+  const Result up = run(1), down = run(-1);
+  expect(up, -1, {-1.0 / 3, 0, -1.0 / 3});
+  EXPECT_EQ(up.stats.clipped_high, 1);
+  expect(down, 1.10517092, {0.36839030, 0.36839030, 0});
+  EXPECT_EQ(down.stats.clipped_low, 1);
+  EXPECT_EQ(up.stats.clipped_low + down.stats.clipped_high, 0);
+  expect(run(0), 0, {0, 0, 0});
+}
+
 // A token of weight 0 is no part of its sequence's mean, whatever it holds.
 TEST(PolicyLoss, MeansOfSequencesLeaveTokensOfWeightZeroOut) {
   const PolicyLossDesc desc{.level = RatioLevel::kSequence};

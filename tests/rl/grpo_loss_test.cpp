@@ -31,6 +31,7 @@ double naive_surrogate(const GrpoConfig& config, double lp, double ratio, double
   const double clipped = std::min(std::max(ratio, 1 - config.epsilon),
                                   1 + config.epsilon_high.value_or(config.epsilon));
   const double tau = a > 0 ? config.sapo_tau_pos : config.sapo_tau_neg;
+  if (config.importance_sampling_level == kernels::RatioLevel::kClipped) return -a * ratio;
   switch (config.surrogate) {
     case kernels::Surrogate::kCispo:
       return -clipped * a * lp;
@@ -61,10 +62,13 @@ double naive_kl(kernels::KlEstimator estimator, double x) {
   return std::exp(x) - x - 1;
 }
 
-// The factors exp(mean of lp - lp_old) of each completion, by which GSPO replaces the ratios.
-double geometric_ratio(const std::vector<double>& lp, const Trajectory& c) {
+// The factors exp(mean of lp - lp_old) of each completion, by which GSPO replaces the ratios; GMPO,
+// of the clipped log ratios.
+double geometric_ratio(const std::vector<double>& lp, const Trajectory& c, double low = HUGE_VAL,
+                       double high = HUGE_VAL) {
   double sum = 0;
-  for (size_t t = 0; t < lp.size(); ++t) sum += c.loss_mask[t] ? lp[t] - c.logprobs[t] : 0;
+  for (size_t t = 0; t < lp.size(); ++t)
+    if (c.loss_mask[t]) sum += std::min(std::max(lp[t] - c.logprobs[t], -low), high);
   return std::exp(sum / static_cast<double>(c.completion_length()));
 }
 
@@ -87,6 +91,9 @@ double naive_loss(const Transformer& model, const Transformer* reference,
         ratio = std::pow(geometric_ratio(lp, c), static_cast<double>(c.completion_length()));
       else if (config.importance_sampling_level == kernels::RatioLevel::kSequence)
         ratio = geometric_ratio(lp, c);
+      else if (config.importance_sampling_level == kernels::RatioLevel::kClipped)
+        ratio = geometric_ratio(lp, c, advantages[i] < 0 ? config.epsilon : HUGE_VAL,
+                                advantages[i] > 0 ? config.epsilon : HUGE_VAL);
       sum += config.beta * naive_kl(config.kl_estimator, ref[t] - lp[t]) +
              naive_surrogate(config, lp[t], ratio, advantages[i]);
     }
@@ -153,7 +160,9 @@ TEST_F(GrpoUpdate, EverySurrogateAndEstimateEqualsItsDefinition) {
   for (const auto& [surrogate, surrogate_name, surrogate_clips] : kSurrogates)
     for (const auto& [level, level_name] : kRatioLevels)
       for (const auto& [estimator, estimator_name] : kKlEstimators) {
-        if (kernels::is_divergence(estimator)) continue;
+        if (kernels::is_divergence(estimator) ||
+            (level == kernels::RatioLevel::kClipped && surrogate != kernels::Surrogate::kClip))
+          continue;
         SCOPED_TRACE(str(surrogate_name, " of a ", level_name, " with ", estimator_name));
         expect_definition({.surrogate = surrogate,
                            .importance_sampling_level = level,
@@ -407,7 +416,7 @@ TEST_F(GrpoUpdate, GradientPassesFiniteDifferences) {
   for (const auto& [level, name] : kRatioLevels) {
     SCOPED_TRACE(name);
     expect_finite_differences({.importance_sampling_level = level,
-                               .epsilon = level == kernels::RatioLevel::kToken ? 0.2 : 0.02,
+                               .epsilon = level == kernels::RatioLevel::kSequence ? 0.02 : 0.2,
                                .beta = 0.2,
                                .entropy_coef = 0.1});
   }

@@ -95,11 +95,14 @@ void add_sequence_losses(Table& table) {
   struct Row {
     const char* variant;
     kernels::PolicyLossDesc desc;
+    double distance = 0;  // old_distance_coef
   };
   for (const Row& row :
        {Row{"GSPO", {.level = RatioLevel::kSequence}},
         Row{"GSPO, clipped",
             {.epsilon_low = 0.05, .epsilon_high = 0.05, .level = RatioLevel::kSequence}},
+        Row{"GMPO", {.epsilon_low = 0.4, .epsilon_high = 0.4, .level = RatioLevel::kClipped}},
+        Row{"KL-Cov", {}, 0.7},
         Row{"SAPO of sequences", {.surrogate = Surrogate::kSapo, .level = RatioLevel::kSequence}},
         Row{"GSPO and KL", {.beta = 0.3, .level = RatioLevel::kSequence}},
         Row{"truncated importance weights",
@@ -121,12 +124,13 @@ void add_sequence_losses(Table& table) {
         Row{"off-policy mask", {.off_policy_mask = 0.1}}}) {
     const std::vector<int32_t> segments = {0, 0, 0, 1, 1, 3, 3, 3, 4};
     PolicyTokens t;
-    std::vector<double> sampling;
+    std::vector<double> sampling, distance;
     for (const double ratio_log : {0.3, -0.1, 0.5, -0.6, 0.1, -0.1, 0.02, 0.4, 0.9}) {
       const size_t i = sampling.size();
       t.add(ratio_log, 0.2 - 0.1 * static_cast<double>(i), segments[i] % 2 == 0 ? 0.8 : -1.2,
             0.2 + 0.1 * segments[i]);
       sampling.push_back(t.old_logprob[i] + 0.15 - 0.07 * static_cast<double>(i));
+      distance.push_back(i % 3 == 0 ? 0 : row.distance);
     }
     table.push_back({"policy_loss", row.variant, near(t.logprob), [=](Inputs in) {
                        return policy_loss_of_log_probs(
@@ -136,6 +140,7 @@ void add_sequence_losses(Table& table) {
                             .advantage = constant(t.advantage, in[0]),
                             .weight = constant(t.weight, in[0]),
                             .sampling_logprob = constant(sampling, in[0]),
+                            .old_distance_coef = constant(distance, in[0]),
                             .segments = ids(segments, in[0])},
                            row.desc);
                      }});

@@ -13,18 +13,21 @@ struct PolicyLoss {
   PolicyLossDesc desc = {};
   Tensor sampling_logprob = {};  // undefined: old_logprob
   Tensor segments = {};          // needed if desc.needs_sequences()
-  Tensor entropy = {}, dentropy = {};
+  Tensor entropy = {}, dentropy = {}, old_distance_coef = {};
 };
 inline void policy_loss(const PolicyLoss& args) {
   Tensor means;
   if (args.desc.needs_sequences()) {
-    means = Tensor::empty({args.logprob.numel(), 3}, DType::kF64, args.logprob.device());
+    means = Tensor::empty({args.logprob.numel(), PolicySequenceMeans::kSize}, DType::kF64,
+                          args.logprob.device());
     policy_sequence_means({.means = means,
                            .logprob = args.logprob,
                            .old_logprob = args.old_logprob,
                            .sampling_logprob = args.sampling_logprob,
+                           .advantage = args.advantage,
                            .weight = args.weight,
-                           .segments = args.segments});
+                           .segments = args.segments,
+                           .desc = args.desc});
   }
   Tensor terms = Tensor::empty({args.logprob.numel(), 1 + PolicyLossStats::kSize}, DType::kF64,
                                args.logprob.device());
@@ -41,7 +44,8 @@ inline void policy_loss(const PolicyLoss& args) {
                      .sampling_logprob = args.sampling_logprob,
                      .sequence_means = means,
                      .entropy = args.entropy,
-                     .dentropy = args.dentropy});
+                     .dentropy = args.dentropy,
+                     .old_distance_coef = args.old_distance_coef});
   policy_loss_sums({.loss = args.loss, .stats = args.stats, .terms = terms});
 }
 

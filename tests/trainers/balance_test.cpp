@@ -66,6 +66,7 @@ std::vector<PolicySequence> random_sequences(int64_t groups, int64_t each) {
         s.advantage.push_back(advantage + static_cast<double>(t));
         s.sampling_logprob.push_back(-rng.uniform());
         s.surrogate_mask.push_back(rng.below(2) > 0);
+        s.old_distance_coef.push_back(rng.uniform());
       }
     }
   return out;
@@ -94,6 +95,7 @@ TEST(Balance, SequencesArriveWholeAndGroupsTogether) {
         EXPECT_EQ(s.ref_logprob, sent.ref_logprob);
         EXPECT_EQ(s.sampling_logprob, sent.sampling_logprob);
         EXPECT_EQ(s.surrogate_mask, sent.surrogate_mask);
+        EXPECT_EQ(s.old_distance_coef, sent.old_distance_coef);
       }
       EXPECT_TRUE(std::ranges::is_sorted(mine, {}, &PolicySequence::index));
     });
