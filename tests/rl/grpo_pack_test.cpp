@@ -217,7 +217,7 @@ TEST(PackPolicy, TokensWithoutASurrogateHaveNoAdvantage) {
   EXPECT_EQ(batches[0].advantage.to_vector<double>(), (std::vector{0.5, 0.0, 0.5}));
   EXPECT_EQ(batches[0].weight.to_vector<double>(), std::vector<double>(3, 1.0 / 3));
   EXPECT_EQ(batches[0].sampling_logprob.to_vector<double>(), (std::vector{-0.5, -1.5, -2.5}));
-  EXPECT_EQ(batches[0].old_distance_coef.to_vector<double>(), (std::vector{0, 0.3, 0}));
+  EXPECT_EQ(batches[0].old_distance_coef.to_vector<double>(), (std::vector{0.0, 0.3, 0.0}));
 }
 
 // A preset sets defaults: keys of the file win, wherever they stand, and a written configuration
