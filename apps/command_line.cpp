@@ -159,6 +159,16 @@ void add_compute_options(CLI::App& command, ComputeOptions& compute) {
                                         "f32, or bf16 (CUDA only); default: f32")
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_base(command, compute.base);
+  const auto set_weights = [&](const std::string& name) {
+    for (const auto& [value, known] : kBaseNames)
+      if (name == known) compute.weights = value;
+  };
+  command
+      .add_option_function<std::string>(
+          "--weights", set_weights,
+          "weights of the linear layers: bf16 (--dtype), int8, nf4 or nf4_single; default: as "
+          "trained or stored")
+      ->check(CLI::IsMember({"bf16", "int8", "nf4", "nf4_single"}));
 }
 
 void add_raw(CLI::App& command, bool& raw) {

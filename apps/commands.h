@@ -54,7 +54,8 @@ int check(const CheckOptions& options);
 struct ComputeOptions {
   std::string device = "cpu";
   DType dtype = DType::kF32;
-  std::string base;  // empty: the one that find_base() finds
+  std::string base;                                   // empty: the one that find_base() finds
+  std::optional<kernels::WeightFormat> weights = {};  // as the argument `format` of load_model()
 };
 // A model, and how it is computed.
 struct ModelOptions {

@@ -198,6 +198,7 @@ void write_whole(const ExportOptions& options, const std::string& checkpoint, Ne
   // Comparisons are computed in f32 or f64.
   const std::string computed = options.merged || rounds ? common_dtype(stored, "float32") : stored;
   LoadedModel loaded = load_model(checkpoint, dtype_holding(computed), {}, options.base);
+  if (loaded.model->config().precision.is_quantized()) loaded.model = expanded(*loaded.model);
   if (options.merged)
     change_model(loaded, {"unmerged", "merged"},
                  [&] { print_change(merge_adapters(*loaded.model, stored_type(dtype))); });

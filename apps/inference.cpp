@@ -26,7 +26,7 @@ LoadedModel load(const std::string& path, const ComputeOptions& compute) {
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
   return load_found(path, [&](const std::string& checkpoint) {
     return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"),
-                      compute.base);
+                      compute.base, 0, compute.weights);
   });
 }
 
@@ -301,8 +301,10 @@ static LoadedModel load_evaluated(const std::string& checkpoint, const TrainConf
   const bool asks_context = std::ranges::any_of(options.overrides, [](const std::string& text) {
     return text.starts_with("model.context=");
   });
+  const PrecisionConfig& precision = config.model.precision;
   return load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base,
-                    asks_context ? config.model.context : 0);
+                    asks_context ? config.model.context : 0,
+                    precision.is_quantized() ? std::optional(precision.base) : std::nullopt);
 }
 
 int evaluate(const EvalOptions& options) {

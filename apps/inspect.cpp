@@ -25,6 +25,8 @@ void print_architecture(const ModelConfig& c) {
   print_row("context", str(c.context, " tokens"));
   if (c.precision.rounds_keys()) print_row("cache", "fp8");
   if (c.precision.rounds_queries()) print_row("attention", "fp8");
+  if (c.precision.is_quantized())
+    print_row("linear layers", entry_of(kBaseNames, c.precision.base).name);
 }
 
 // Parts of the model, each with all parameters whose names contain a substring.
@@ -106,6 +108,8 @@ void print_tokenizer(const std::string& dir) {
 void describe(ModelConfig config, const std::string& dir, const std::string& weights,
               const std::string& tokenizer, const InspectOptions& options) {
   config.precision = load_precision(dir);
+  if (!config.precision.is_quantized()) config.precision.base = config.stored_format;
+  if (options.compute.weights) config.precision.base = *options.compute.weights;
   check_precision(config, options.compute.dtype, dir + "/" + kPrecisionFile);
   config.check_device(device_named(options.compute.device, "--device"), options.compute.dtype);
   print_architecture(config);

@@ -33,7 +33,7 @@ Tensor LoraBackward::output_gradients(const Tensor& dy, GradSlot db) const {
                                   .db = db,
                                   .dy = dy,
                                   .h = h,
-                                  .sb = weight.narrow(1, weight.dim(1) - columns, columns),
+                                  .sb = sb,
                                   .modules = lora.modules,
                                   .scale = lora.scale});
   return dh;
@@ -47,22 +47,50 @@ void LoraBackward::input_gradient(const Tensor& dh, const SavedTensor& x, GradSl
                    .desc = {.a = Transpose::kYes, .out = da.mode}});
 }
 
-Variable lora_linear(const Variable& x, const Variable& w, const Variable& bias, const Lora& lora,
-                     Adapters adapters) {
-  COHORT_CHECK(!w.requires_grad() && !bias.requires_grad(),
+Tensor LayerWeight::values() const {
+  if (!is_quantized()) return leaf.value();
+  const Tensor& shape = leaf.value();
+  Tensor w = Tensor::empty(shape.shape(), shape.dtype(), shape.device());
+  kernels::dequantize_weight({w, quantized});
+  return w;
+}
+
+Tensor LayerWeight::with_adapter() const {
+  if (!is_quantized()) return leaf.value().with_padding();
+  if (!adapter.defined()) return values();
+  const int64_t columns = quantized.columns, tail = adapter.dim(1);
+  const Tensor all =
+      Tensor::empty({adapter.dim(0), columns + tail}, adapter.dtype(), adapter.device());
+  Tensor w = all.narrow(1, 0, columns);
+  kernels::dequantize_weight({w, quantized});
+  all.narrow(1, columns, tail).copy_(adapter);
+  return all;
+}
+
+Tensor LayerWeight::adapter_columns() const {
+  if (is_quantized()) return adapter;
+  const Tensor all = leaf.value().with_padding();
+  const int64_t columns = leaf.value().dim(1);
+  return all.narrow(1, columns, all.dim(1) - columns);
+}
+
+// The weight is made before the tail of x is written, which must be by the kernel before the GEMM.
+Variable lora_linear(const Variable& x, const LayerWeight& w, const Variable& bias,
+                     const Lora& lora, Adapters adapters) {
+  COHORT_CHECK(!w.leaf.requires_grad() && !bias.requires_grad(),
                "[lora] expected a frozen weight and bias");
   const Lora used = adapters == Adapters::kOn ? lora : Lora();
   const Variable inputs[] = {x, used.a, used.b};
-  const Tensor weight = w.value().with_padding();
+  const Tensor weight = w.with_adapter();
   const LoraInputs in = lora_inputs(x.value(), lora, adapters, needs_gradient(inputs));
   Tensor y = empty_rows(x.value(), weight.dim(0));
   kernels::linear_forward(
       {.y = y, .x = in.xh, .w = weight, .bias = bias.value(), .tail = lora.columns()});
   return make_node("lora_linear", y, inputs,
-                   [x = SavedTensor(x), w = w.value(), adapter = LoraBackward{used, in.h, weight}](
+                   [x = SavedTensor(x), w, adapter = LoraBackward{used, in.h, w.adapter_columns()}](
                        const Tensor& dy, Gradients& g) {
                      const GradSlot dx = g.slot(0);
-                     linear_input_gradient(dy, w, dx);
+                     linear_input_gradient(dy, w.values(), dx);
                      if (!adapter.defined()) return;
                      const Tensor dh = adapter.output_gradients(dy, g.weight_slot(2));
                      adapter.input_gradient(dh, x, g.weight_slot(1));

@@ -7,6 +7,7 @@
 
 #include "autograd/ops.h"
 #include "kernels/lora.h"
+#include "kernels/quantized_weight.h"
 
 namespace cohort {
 
@@ -26,6 +27,24 @@ struct Lora {
 };
 enum class Adapters : uint8_t { kOn, kOff };
 
+// The weight w [N, K] of a linear layer with the columns [N, P] of its adapter, s B, behind: a
+// tensor, or a frozen one in 8 or 4 bits, of which each use makes a tensor.
+struct LayerWeight {
+  Variable leaf;                       // of `quantized` the shape alone
+  kernels::QuantizedWeight quantized;  // undefined: the leaf has the values
+  Tensor adapter;                      // s B beside `quantized`, if there is an adapter
+
+  LayerWeight() = default;
+  LayerWeight(Variable leaf) : leaf(std::move(leaf)) {}
+  bool is_quantized() const { return quantized.defined(); }
+  // [N, K], which may be columns of a wider matrix.
+  Tensor values() const;
+  // [w | s B], [N, K + P].
+  Tensor with_adapter() const;
+  // s B [N, P]; columns of a wider matrix unless the weight is quantised.
+  Tensor adapter_columns() const;
+};
+
 // The input of a linear layer: [x | h], or x alone if there is no adapter; and h again, contiguous
 // and for LoraBackward, if it is asked for.
 struct LoraInputs {
@@ -39,7 +58,7 @@ LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, boo
 // gradient of the layer's input is dy w + dh A.
 struct LoraBackward {
   Lora lora;
-  Tensor h, weight;  // contiguous h [T, P]; [w | s B]
+  Tensor h, sb;  // contiguous h [T, P]; s B
 
   bool defined() const { return lora.defined(); }
   // Writes the gradient of B and returns dh [T, P], that of h.
@@ -50,8 +69,8 @@ struct LoraBackward {
   Tensor a() const { return lora.a.value().with_padding(); }
 };
 
-// x[..., K] w[N, K]^T + bias[N] with an adapter. `w`: columns of [w | s B], which are its padding.
-Variable lora_linear(const Variable& x, const Variable& w, const Variable& bias, const Lora& lora,
-                     Adapters adapters);
+// x[..., K] w[N, K]^T + bias[N] with an adapter, or with a frozen weight alone.
+Variable lora_linear(const Variable& x, const LayerWeight& w, const Variable& bias,
+                     const Lora& lora, Adapters adapters);
 
 }  // namespace cohort

@@ -37,6 +37,14 @@ struct EnumName {
   const char* name;
 };
 
+// The entry of a value in a table of entries with a `value`.
+template <class Entry, size_t N>
+const Entry& entry_of(const Entry (&table)[N], decltype(Entry::value) value) {
+  for (const Entry& entry : table)
+    if (entry.value == value) return entry;
+  throw Error("[entry_of] expected a value of the table");
+}
+
 class ConfigVisitor;
 // Declares the keys of a section to a visitor.
 using ConfigVisit = std::function<void(ConfigVisitor&)>;

@@ -121,6 +121,13 @@ Tensor Tensor::allocate(const Shape& shape, DType dtype, Device device, Allocato
   return t;
 }
 
+Tensor Tensor::without_elements(const Shape& shape, DType dtype, Device device) {
+  Tensor t = borrow(nullptr, {}, {0}, {1}, dtype, device);
+  t.shape_ = shape;
+  t.strides_ = contiguous_strides(shape);
+  return t;
+}
+
 Tensor Tensor::borrow(void* pointer, std::function<void()> release, const Shape& shape,
                       const Shape& strides, DType dtype, Device device) {
   COHORT_CHECK(strides.rank() == shape.rank(), "[borrow] ", strides.rank(), " strides for shape ",
@@ -154,7 +161,7 @@ Device Tensor::device() const {
 const void* Tensor::raw() const {
   COHORT_CHECK(defined(), "[tensor] an undefined tensor has no data");
   COHORT_CHECK(storage_->pointer != nullptr || numel() == 0, "[tensor] ", str(),
-               " of a dry run has no elements");
+               " has no elements: it is of a dry run, or stands for weights in 8 or 4 bits");
   return static_cast<const char*>(storage_->pointer) +
          offset_ * static_cast<int64_t>(dtype_size(dtype_));
 }

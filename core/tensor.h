@@ -62,6 +62,9 @@ class Tensor {
   static Tensor borrow(void* pointer, std::function<void()> release, const Shape& shape,
                        const Shape& strides, DType dtype, Device device = {});
 
+  // A shape and a dtype alone: reading an element throws Error.
+  static Tensor without_elements(const Shape& shape, DType dtype, Device device = {});
+
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
   const Shape& strides() const { return strides_; }

@@ -97,7 +97,7 @@ std::string make_header(const std::vector<TensorSource>& tensors) {
 const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
     {"F64", 8, DType::kF64},   {"F32", 4, DType::kF32},      {"F16", 2, DType::kF32},
     {"BF16", 2, DType::kBF16}, {"I64", 8, DType::kI64},      {"I32", 4, DType::kI32},
-    {"U8", 1, DType::kU8},     {"I16", 2, std::nullopt},     {"I8", 1, std::nullopt},
+    {"U8", 1, DType::kU8},     {"I16", 2, std::nullopt},     {"I8", 1, DType::kI8},
     {"U64", 8, std::nullopt},  {"U32", 4, std::nullopt},     {"U16", 2, std::nullopt},
     {"BOOL", 1, std::nullopt}, {"F8_E4M3", 1, std::nullopt}, {"F8_E5M2", 1, std::nullopt}};
 

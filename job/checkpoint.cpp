@@ -519,6 +519,8 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
   const std::string weights = is_adapter ? saved.base.path : checkpoint;
   saved.config = load_config(weights);
   saved.config.precision = load_precision(checkpoint);
+  if (!saved.config.precision.is_quantized())
+    saved.config.precision.base = saved.config.stored_format;
   saved.tokenizer = saved.config.has_images() && !has_tokenizer(checkpoint)
                         ? make_tokenizer(new_image_files(saved.config.image_size), checkpoint)
                         : load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
@@ -536,8 +538,10 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
 }
 
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device,
-                       const std::string& base, int64_t context) {
+                       const std::string& base, int64_t context,
+                       std::optional<kernels::WeightFormat> format) {
   ModelDescription saved = describe_model(checkpoint, base);
+  if (format) saved.config.precision.base = *format;
   ModelConfig wanted;
   wanted.context = context;
   wanted.dropout = saved.config.dropout;

@@ -157,9 +157,11 @@ struct LoadedModel {
 // one that find_base() finds. Its tokenizer is the adapter's if it has one, else the base's. Throws
 // InputError where find_base() and verify_base() do. `context`: of the model in this process, as
 // apply_run_options() says, or more than a model with rotary positions was made for, with a
-// warning; 0: its own.
+// warning; 0: its own. `format`: of the weights of linear layers; nullopt: as precision.json or the
+// weights' folder has them.
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
-                       const std::string& base = "", int64_t context = 0);
+                       const std::string& base = "", int64_t context = 0,
+                       std::optional<kernels::WeightFormat> format = {});
 // A checksum by which another model in its folder is recognised: base_fingerprint(), with that of
 // the adapter's weights.
 std::string model_fingerprint(const LoadedModel& model);

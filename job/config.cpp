@@ -493,6 +493,10 @@ void TrainConfig::validate() const {
   require(eval.size > 0 || data.task.empty(),
           "eval.size: 0 means all, and generated problems have no end; hint: eval.size=512");
   validate_grpo(*this);
+  require(!model.precision.is_quantized() || model.lora.rank > 0,
+          str("precision.base: ", entry_of(kBaseNames, model.precision.base).name,
+              " is a frozen base, which an update would have to round again each time; hint: "
+              "lora.rank=16, or precision.base=bf16"));
   masking.validate();
   if (batch.trainer == TrainerType::kDpo) {
     preference.validate(model.lora.rank > 0);

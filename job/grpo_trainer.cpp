@@ -87,7 +87,10 @@ double entropy_coef_of(Stage& stage) {
 
 // Adapts it after a step (TRL's adaptive entropy; Skywork-OR1, He et al. 2025, arXiv 2505.22312).
 void adapt_entropy(Stage& stage, GrpoConfig& present, Metrics& metrics) {
-  if (!present.entropy_target) return;
+  if (!present.entropy_target) {
+    stage.state().entropy.reset();
+    return;
+  }
   constexpr double kStep = 0.005;
   TrainState& state = stage.state();
   metrics.add("entropy_coef", present.entropy_coef);

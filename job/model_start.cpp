@@ -103,6 +103,8 @@ void note_precision(const PrecisionConfig& asked, const std::string& start) {
   // More rounding is what the run asks for; less may be a key that was forgotten.
   if (saved.rounds_queries() && !asked.rounds_queries())
     logging::warn(change + "; hint: precision.attention=fp8");
+  else if (saved.is_quantized() && asked.base != saved.base)
+    logging::warn(str(change, "; hint: precision.base=", entry_of(kBaseNames, saved.base).name));
   else if (saved.rounds_keys() && !asked.rounds_keys())
     logging::warn(change + "; hint: precision.cache=fp8");
   else

@@ -46,8 +46,9 @@ inline constexpr SurrogateEntry kSurrogates[] = {{Surrogate::kClip, "clip", true
 // sequence (GSPO, Zheng et al. 2025, arXiv 2507.18071). The mean's gradient is that of GSPO-token:
 // ratio d lp of each token with its own weight and advantage, which is GSPO's where the weights and
 // advantages of a sequence are equal. kClipped, of kClip alone: the mean of min(lp - lp_old,
-// epsilon_high) where A > 0 and of max(lp - lp_old, -epsilon_low) where A < 0, and no other bound;
-// tokens beyond it have no gradient (GMPO, Zhao et al. 2025, arXiv 2507.20673).
+// epsilon_high) where A > 0 and of max(lp - lp_old, -epsilon_low) where A < 0, over the tokens with
+// A other than 0, and no other clip; tokens beyond these bounds have no gradient (GMPO, Zhao et al.
+// 2025, arXiv 2507.20673).
 enum class RatioLevel : uint8_t { kToken, kSequence, kClipped };
 
 // The weight of a token's surrogate for the difference between the policy and the distribution that

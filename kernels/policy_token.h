@@ -287,7 +287,8 @@ T* data_or_null(Tensor tensor) {
 
 // Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
-  double tokens = 0, to_old = 0, to_sampling = 0, clipped = 0;
+  double tokens = 0, to_old = 0, to_sampling = 0;
+  double clipped = 0, with_advantage = 0;  // of tokens with an advantage
 };
 
 // The tensors of policy_sequence_means() as pointers.
@@ -313,14 +314,17 @@ struct SequenceLogRatios {
     sums.tokens += 1;
     const double to_old = static_cast<double>(logprob[t]) - old;
     sums.to_old += to_old;
-    sums.clipped += clip_log_ratio(to_old, static_cast<double>(advantage[t]), desc).value;
     sums.to_sampling += old - static_cast<double>(sampling_logprob[t]);
+    const auto a = static_cast<double>(advantage[t]);
+    if (a == 0) return;
+    sums.clipped += clip_log_ratio(to_old, a, desc).value;
+    sums.with_advantage += 1;
   }
   COHORT_HD void set(int64_t t, const LogRatioSums& sums) const {
     means[t].to_old = sums.to_old / sums.tokens;
     means[t].to_sampling = sums.to_sampling / sums.tokens;
     means[t].tokens = sums.tokens;
-    means[t].clipped = sums.clipped / sums.tokens;
+    means[t].clipped = sums.with_advantage > 0 ? sums.clipped / sums.with_advantage : 0;
   }
 };
 

@@ -11,7 +11,7 @@ struct MlpBackward {
   enum { kX, kUp, kUpBias, kDown, kDownBias, kUpA, kUpB, kDownA, kDownB };  // inputs of the node
   SavedTensor x;
   Tensor u, f;  // u = up(x); f(u), or undefined if it is not kept
-  Tensor up, down;
+  LayerWeight up, down;
   LoraBackward up_adapter, down_adapter;
   kernels::Activation op;
 
@@ -29,14 +29,14 @@ struct MlpBackward {
       if (dh.defined()) down_adapter.input_gradient(dh, input, g.weight_slot(kDownA));
     };
     if (f.defined()) down_gradients(std::exchange(f, {}));
-    if (needs_f) f = empty_rows(u, down.dim(1));
+    if (needs_f) f = empty_rows(u, down.leaf.shape()[1]);
     Tensor du;
     if (needs_du) {
       du = Tensor::empty_like(u);
       kernels::linear_activation_backward({.du = du,
                                            .dbias = g.weight_slot(kUpBias),
                                            .dy = dy,
-                                           .w = down,
+                                           .w = down.values(),
                                            .u = u,
                                            .op = op,
                                            .y = f,
@@ -49,7 +49,7 @@ struct MlpBackward {
     if (needs_f) down_gradients(std::exchange(f, {}));
     if (!needs_du) return;
     const GradSlot dx = g.slot(kX);
-    linear_input_gradient(du, up, dx);
+    linear_input_gradient(du, up.values(), dx);
     linear_weight_gradient(du, x, g.weight_slot(kUp));
     if (!up_adapter.defined()) return;
     dh = up_adapter.output_gradients(du, g.weight_slot(kUpB));
@@ -63,33 +63,35 @@ struct MlpBackward {
 Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpDesc& desc) {
   const bool on = desc.adapters == Adapters::kOn;
   const Lora up_lora = on ? up.lora : Lora(), down_lora = on ? down.lora : Lora();
-  const Variable inputs[] = {x,         up.weight, up.bias,     down.weight, down.bias,
-                             up_lora.a, up_lora.b, down_lora.a, down_lora.b};
+  const Variable inputs[] = {x,         up.weight.leaf, up.bias,     down.weight.leaf, down.bias,
+                             up_lora.a, up_lora.b,      down_lora.a, down_lora.b};
   const bool kept = needs_gradient(inputs);
-  const Tensor w_up = up.weight.value().with_padding(), w_down = down.weight.value().with_padding();
-  Tensor u = kept ? empty_rows(x.value(), w_up.dim(0)) : Tensor();
-  Tensor f = empty_rows(x.value(), down.weight.value().dim(1), down.input_padding());
+  Tensor w = up.weight.with_adapter();  // before the tails of x and f are written
+  Tensor u = kept ? empty_rows(x.value(), w.dim(0)) : Tensor();
+  Tensor f = empty_rows(x.value(), down.weight.leaf.shape()[1], down.input_padding());
   LoraInputs in = lora_inputs(x.value(), up.lora, desc.adapters, kept);
   kernels::linear_activation({.y = f,
                               .x = in.xh,
-                              .w = w_up,
+                              .w = w,
                               .bias = up.bias.value(),
                               .op = desc.activation,
                               .u = u,
                               .tail = up.input_padding()});
-  LoraBackward up_adapter{up_lora, in.h, w_up};
+  LoraBackward up_adapter{up_lora, in.h, up.weight.adapter_columns()};
+  w = {};  // not two of them at a time
+  w = down.weight.with_adapter();
   in = lora_inputs(f, down.lora, desc.adapters, kept);
-  Tensor y = empty_rows(x.value(), w_down.dim(0));
+  Tensor y = empty_rows(x.value(), w.dim(0));
   kernels::linear_forward(
-      {.y = y, .x = in.xh, .w = w_down, .bias = down.bias.value(), .tail = down.input_padding()});
+      {.y = y, .x = in.xh, .w = w, .bias = down.bias.value(), .tail = down.input_padding()});
   return make_node("mlp", y, inputs,
                    MlpBackward{.x = SavedTensor(x),
                                .u = u,
                                .f = desc.recompute ? Tensor() : f,
-                               .up = up.weight.value(),
-                               .down = down.weight.value(),
+                               .up = up.weight,
+                               .down = down.weight,
                                .up_adapter = std::move(up_adapter),
-                               .down_adapter = {down_lora, in.h, w_down},
+                               .down_adapter = {down_lora, in.h, down.weight.adapter_columns()},
                                .op = desc.activation});
 }
 

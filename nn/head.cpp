@@ -34,7 +34,7 @@ Head::Head(ParameterSet& set, const ModelConfig& c, const Embedding& embedding) 
 Variable Head::operator()(Variable x, const Pass& pass) const {
   const HeadType type = config_->head;
   if (type == HeadType::kNextToken) return x;
-  const bool has_dense = dense_.weight.value().defined();
+  const bool has_dense = dense_.weight.leaf.value().defined();
   if (has_dense) x = dense_(x);
   if (type == HeadType::kMaskedToken) return (*norm_)(activated(x, config_->mlp));
   if (has_dense) x = tanh(x);

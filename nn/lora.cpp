@@ -134,15 +134,15 @@ Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const
   return lora;
 }
 
-void write_lora_columns(const Lora& lora, const Variable& weight, const Tensor& workspace) {
+void write_lora_columns(const Lora& lora, const LayerWeight& weight, const Tensor& workspace) {
   if (!lora.defined()) return;
-  const Tensor all = weight.value().with_padding(), b = lora.b.value();
+  const Tensor columns = weight.adapter_columns(), b = lora.b.value();
   const int64_t rank = lora.rank();
   Tensor scaled = workspace.narrow(0, 0, b.numel()).reshape(b.shape());
   kernels::scale({.y = scaled, .x = b, .factor = lora.scale});
-  int64_t row = 0, column = all.dim(1) - lora.columns();
+  int64_t row = 0, column = 0;
   for (const Lora::Module& module : lora.modules) {
-    all.narrow(0, module.row, module.rows)
+    columns.narrow(0, module.row, module.rows)
         .narrow(1, column, rank)
         .copy_(scaled.narrow(0, row, module.rows));
     row += module.rows;

@@ -41,9 +41,9 @@ int64_t lora_columns(const AdapterTargets& adapters, std::span<const LinearPart>
 // it has none.
 Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const LinearPart> parts,
               int64_t in);
-// Writes s B behind the rows of a weight. To be called whenever B has changed. The workspace has at
-// least as many elements as B, in its dtype, so that nothing is allocated.
-void write_lora_columns(const Lora& lora, const Variable& weight, const Tensor& workspace);
+// Writes s B, the adapter's columns of a weight. To be called whenever B has changed. The workspace
+// has at least as many elements as B, in its dtype, so that nothing is allocated.
+void write_lora_columns(const Lora& lora, const LayerWeight& weight, const Tensor& workspace);
 
 // "model.layers.12.mlp.up_proj" -> "model.layers.*.mlp.up_proj" and 12; -1 if there is no number.
 struct LayerName {

@@ -28,6 +28,22 @@ std::pair<int64_t, double> difference(const Tensor& before, const Tensor& after)
 
 }  // namespace
 
+std::unique_ptr<Transformer> expanded(const Transformer& model) {
+  ModelConfig config = model.config();
+  config.precision.base = kernels::WeightFormat::kModel;
+  auto out = std::make_unique<Transformer>(config, model.dtype(), std::nullopt, model.device());
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const NamedParameter& p = model.parameters()[i];
+    Tensor value = out->parameters()[i].value;
+    if (p.quantized.defined())
+      kernels::dequantize_weight({value, p.quantized});
+    else
+      value.copy_(p.value);
+  }
+  out->update_derived();
+  return out;
+}
+
 MergeChange merge_adapters(Transformer& model, const std::string& type) {
   COHORT_CHECK(model.device().is_cpu() && model.dtype() != DType::kBF16,
                "[merge] expected a model on the host, in f32 or f64");

@@ -1,11 +1,15 @@
 // Merges adapters (LoRA) into the weights of their base model.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "nn/transformer.h"
 
 namespace cohort {
+
+// The model with its weights in 8 or 4 bits as numbers in its dtype.
+std::unique_ptr<Transformer> expanded(const Transformer& model);
 
 // Counts of the weights that a merge has changed.
 struct MergeChange {

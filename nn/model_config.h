@@ -159,6 +159,8 @@ struct ModelConfig {
   Json file;        // the family's config.json as it was read; null: none was
   LoraConfig lora;  // not in config.json, as the next one
   PrecisionConfig precision;
+  // That of the folder's weights; kNf4 also without double quantisation.
+  kernels::WeightFormat stored_format = kernels::WeightFormat::kModel;
 
   int64_t window_of(int layer) const {
     return family.windowed.empty() || family.windowed[static_cast<size_t>(layer)] ? window : 0;

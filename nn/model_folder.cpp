@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "nn/families/family.h"
 #include "nn/lora.h"
+#include "nn/quantized_folder.h"
 #include "sys/files.h"
 #include "sys/input_file.h"
 
@@ -31,10 +32,15 @@ struct StoredTensor {
     for (const NamedParameter* p : parameters) n += p->value.shape()[0];
     return n;
   }
-  Shape shape() const {
-    if (stored_shape.rank() > 0) return stored_shape;
+  // Of the parameters' rows one below the other.
+  Shape weight_shape() const {
     Shape shape = parameters[0]->value.shape();
     shape[0] = rows();
+    return shape;
+  }
+  Shape shape() const {
+    if (stored_shape.rank() > 0) return stored_shape;
+    Shape shape = weight_shape();
     if (layout == TensorRule::Layout::kTransposed) std::swap(shape[0], shape[1]);
     return shape;
   }
@@ -165,6 +171,36 @@ void load(const StoredTensor& stored, const SafetensorsFile& file, const std::st
     if (!value.is_contiguous()) value.copy_(rows);
     first += value.dim(0);
   }
+}
+
+// Puts the rows of a weight on the host into the parameters: in 8 or 4 bits, or as numbers.
+void put(const StoredTensor& stored, const kernels::QuantizedWeight& w) {
+  int64_t first = 0;
+  for (const NamedParameter* p : stored.parameters) {
+    const kernels::QuantizedWeight rows = w.rows(first, p->value.dim(0));
+    first += p->value.dim(0);
+    if (p->quantized.defined()) {
+      kernels::QuantizedWeight(p->quantized).copy_(rows);
+      continue;
+    }
+    Tensor value = p->value, numbers = Tensor::empty(value.shape(), DType::kF32);
+    kernels::dequantize_weight({numbers, rows});
+    value.copy_(numbers);
+  }
+}
+
+// Quantises a stored tensor of numbers.
+void quantize(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name,
+              kernels::WeightFormat format) {
+  Tensor numbers = Tensor::empty(file.shape(name), DType::kF32);
+  file.read_rows(name, 0, numbers);
+  if (stored.layout == TensorRule::Layout::kTransposed)
+    numbers = numbers.transpose(0, 1).contiguous();
+  const float* const x = numbers.data<float>();
+  if (!std::all_of(x, x + numbers.numel(), [](float v) { return std::isfinite(v); }))
+    throw InputError(str(name, " has a number that is not finite, which precision.base: ",
+                         entry_of(kBaseNames, format).name, " cannot hold"));
+  put(stored, kernels::quantize_weight(numbers, format));
 }
 
 // The stored tensor, contiguous, on the host unless it is a single unchanged parameter.
@@ -321,7 +357,16 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
       model.config().file.is_null() && folder.find(model.parameters()[0].name) != nullptr;
   const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());
   std::set<std::string> used;
+  using kernels::WeightFormat;
+  const WeightFormat format = model.config().precision.base, found = model.config().stored_format;
+  if (format != WeightFormat::kModel && found != WeightFormat::kModel &&
+      (format == WeightFormat::kInt8) != (found == WeightFormat::kInt8))
+    throw InputError(str("precision.base: ", entry_of(kBaseNames, format).name,
+                         " would round weights again that ", folder.path(), " has in ",
+                         entry_of(kBaseNames, found).name,
+                         "; hint: precision.base=", entry_of(kBaseNames, found).name, ", or bf16"));
   std::string rounded, fresh, others;
+  bool expanded = false;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const auto [file, name] = find_weight(folder, stored.name);
     const std::string& ours = stored.parameters[0]->name;
@@ -334,15 +379,34 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
     if (file == nullptr)
       throw InputError(str(folder.path(), ": there is no tensor '", stored.name,
                            "'; hint: do config.json and the file belong together?"));
+    const bool in_base = stored.parameters[0]->quantized.defined();
+    if (const kernels::QuantizedWeight w =
+            read_quantized(folder, name, stored.weight_shape(), used);
+        w.defined()) {
+      put(stored, w);
+      used.insert(name);
+      expanded |= !in_base;
+      continue;
+    }
     if (file->shape(name) != stored.shape())
       throw InputError(str(folder.path(), ": ", name, ": expected shape ", stored.shape().str(),
                            ", found ", file->shape(name).str()));
     if (!is_float(file->dtype(name)))
       throw InputError(str(folder.path(), ": ", name, ": expected floating point numbers, found ",
                            file->stored_dtype(name)));
-    if (loses_bits(file->stored_dtype(name), model.dtype())) rounded = file->stored_dtype(name);
-    load(stored, *file, name);
+    if (!in_base && loses_bits(file->stored_dtype(name), model.dtype()))
+      rounded = file->stored_dtype(name);
     used.insert(name);
+    if (!in_base) {
+      load(stored, *file, name);
+      continue;
+    }
+    if (found != WeightFormat::kModel)
+      throw InputError(str(
+          folder.path(), ": ", name, " is ", file->stored_dtype(name),
+          " among weights in 8 or 4 bits, and precision.base: ", entry_of(kBaseNames, format).name,
+          " would round it; hint: precision.base=bf16, which expands the others"));
+    with_path(folder.path(), [&] { quantize(stored, *file, name, format); });
   }
   for (const std::string& name : folder.names()) {
     if (used.contains(name) || is_derived(name, model.config())) continue;
@@ -358,6 +422,9 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
   if (!fresh.empty())
     logging::info("the head is new, and ", folder.path(), " does not give it: ", fresh);
+  if (expanded)
+    logging::info("the weights of ", folder.path(),
+                  " are in 8 or 4 bits and are expanded; precision.base keeps them so");
   if (!rounded.empty())
     logging::info("the weights of ", folder.path(), " are ", rounded, " and are rounded to ",
                   dtype_name(model.dtype()));

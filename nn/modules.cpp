@@ -30,6 +30,7 @@ Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_
                                              .shape = {rows, in},
                                              .use = ParameterUse::kMatmul,
                                              .init = std,
+                                             .format = set.base_format(),
                                              .padding = lora_columns(adapters, all)});
   const ParameterLeaf bias = biased ? set.add_leaf({name + ".bias", {rows}}) : ParameterLeaf();
   for (const Part& part : parts) {
@@ -37,11 +38,15 @@ Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_
     if (biased) set.add_rows(bias, part.name + ".bias", first, part.rows);
     first += part.rows;
   }
-  return {weight.variable, bias.variable, add_lora(set, adapters, all, in)};
+  LayerWeight layer(weight.variable);
+  layer.quantized = weight.quantized;
+  if (const int64_t columns = lora_columns(adapters, all); layer.is_quantized() && columns > 0)
+    layer.adapter = Tensor::zeros({rows, columns}, set.dtype(), set.device());
+  return {layer, bias.variable, add_lora(set, adapters, all, in)};
 }
 
 Variable Linear::operator()(const Variable& x, Adapters adapters) const {
-  if (!lora.defined()) return linear(x, weight, bias);
+  if (!lora.defined() && !weight.is_quantized()) return linear(x, weight.leaf, bias);
   return lora_linear(x, weight, bias, lora, adapters);
 }
 
@@ -120,7 +125,7 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
                 first = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim - rows;
   const auto rows_of = [&](const Tensor& t) { return t.defined() ? t.narrow(0, first, rows) : t; };
   Tensor scales = kv_scales_;
-  const Tensor w = rows_of(qkv.weight.value()), bias = rows_of(qkv.bias.value());
+  const Tensor w = rows_of(qkv.weight.values()), bias = rows_of(qkv.bias.value());
   kernels::KvScales call = norm.kv_scales(scales, w, bias);
   call.kv_heads = c.num_kv_heads;
   call.q_norm = q_norm_.value();
@@ -128,7 +133,7 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
   if (c.is_rotary(layer_)) call.rotary_gain = c.max_rotary_gain();
   if (qkv.lora.defined()) {
     call.a = qkv.lora.a.value().with_padding();
-    call.sb = rows_of(qkv.weight.value().with_padding()).narrow(1, c.d_model, qkv.lora.columns());
+    call.sb = rows_of(qkv.weight.adapter_columns());
   }
   kernels::kv_scales(call);
 }

@@ -62,11 +62,13 @@ struct Linear {
   enum class Bias : bool { kNo, kYes };
   // One of the layers that share an input: weight [out, in], bias [out].
   using Part = LinearPart;
-  Variable weight, bias;  // bias may be undefined
-  Lora lora;              // undefined: none
+  LayerWeight weight;
+  Variable bias;  // may be undefined
+  Lora lora;      // undefined: none
 
   // Weights start from N(0, std). The weights of all parts are rows of one leaf, and so are the
   // biases: one matmul gives the parts' outputs side by side. `adapters`: the whole model's.
+  // They are in the set's base format.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
                      Bias has_bias, const AdapterTargets& adapters);
   Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;

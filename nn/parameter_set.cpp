@@ -58,24 +58,30 @@ ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
   const int64_t size = spec.shape[dim];
   Shape padded = spec.shape;
   padded[dim] = std::max(size + spec.padding, spec.leaf_rows);
-  const Tensor all = Tensor::empty(padded, dtype_, device_);
-  all.narrow(dim, size, padded[dim] - size).zero_();
+  const bool is_quantized = spec.format != kernels::WeightFormat::kModel;
+  const Tensor all = is_quantized ? Tensor::without_elements(padded, dtype_, device_)
+                                  : Tensor::empty(padded, dtype_, device_);
+  if (!is_quantized) all.narrow(dim, size, padded[dim] - size).zero_();
   const Tensor value = all.hide_padding(dim, size);
   const bool trained = spec.role == ParameterRole::kAdapter ||
-                       (spec.role == ParameterRole::kTrained && !adapter_seed_);
+                       (spec.role == ParameterRole::kTrained && !adapter_seed_ && !is_quantized);
   const Variable leaf = trained ? Variable::parameter(value, spec.name) : Variable(value);
   if (trained) trained_.push_back(leaf);
   const int64_t flat_index = round_up(end_, kLeafAlignment);
   end_ = flat_index + value.numel();
   units_.back().end = round_up(end_, kUnitAlignment);
   units_.back().end_leaf = trained_.size();
-  return {leaf, spec.use, spec.init, spec.role, flat_index};
+  kernels::QuantizedWeight quantized;
+  if (is_quantized) quantized = kernels::QuantizedWeight::empty(spec.format, spec.shape, device_);
+  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index};
 }
 
 void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
                             int64_t rows) {
   const Tensor& all = leaf.variable.value();
   Tensor value = all.narrow(0, first_row, rows);
+  kernels::QuantizedWeight quantized;
+  if (leaf.quantized.defined()) quantized = leaf.quantized.rows(first_row, rows);
   const bool is_adapter = leaf.role == ParameterRole::kAdapter;
   const uint64_t stream = is_adapter ? rng_stream(kInitPurpose, adapters_, 1)
                                      : rng_stream(kInitPurpose, parameters_.size() - adapters_);
@@ -88,10 +94,14 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
     value.copy_(adapter_values().to(dtype_));
   else if (leaf.use == ParameterUse::kVector)
     value.fill_(leaf.init);
+  else if (seed_ && quantized.defined())
+    quantized.copy_(kernels::quantize_weight(
+        normal_values(value.shape(), leaf.init, *seed_, stream).to(DType::kF32), base_format_));
   else if (seed_)
     value.copy_(normal_values(value.shape(), leaf.init, *seed_, stream).to(dtype_));
   parameters_.push_back({.name = name,
                          .value = value,
+                         .quantized = quantized,
                          .leaf = leaf.variable,
                          .first_row = first_row,
                          .use = leaf.use,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "autograd/variable.h"
+#include "kernels/quantized_weight.h"
 
 namespace cohort {
 
@@ -39,6 +40,8 @@ struct ParameterSpec {
   // Rows in memory if there are more than in `shape`. Those are padding (Tensor::with_padding()):
   // zeros with a gradient of zero that no parameter, count, flat index or file includes.
   int64_t leaf_rows = 0;
+  // Of a frozen matrix in 8 or 4 bits there is no tensor, but the shape of one.
+  kernels::WeightFormat format = kernels::WeightFormat::kModel;
   // Columns behind each row of a frozen matrix, which are padding as well: its adapter's s B.
   int64_t padding = 0;
 };
@@ -47,8 +50,9 @@ struct ParameterSpec {
 // queries, keys and values.
 struct NamedParameter {
   std::string name;
-  Tensor value;   // shares the leaf's storage
-  Variable leaf;  // a constant if it is frozen
+  Tensor value;                        // shares the leaf's storage
+  kernels::QuantizedWeight quantized;  // likewise; `value` has then no elements
+  Variable leaf;                       // a constant if it is frozen
   int64_t first_row = 0;
   ParameterUse use = ParameterUse::kVector;
   ParameterRole role = ParameterRole::kTrained;
@@ -63,6 +67,7 @@ struct NamedParameter {
 // A tensor that holds parameters as its rows.
 struct ParameterLeaf {
   Variable variable;
+  kernels::QuantizedWeight quantized;
   ParameterUse use = ParameterUse::kVector;
   double init = 0;
   ParameterRole role = ParameterRole::kTrained;
@@ -88,10 +93,17 @@ class ParameterSet {
 
   // Parameters get the same initial values on every device, rounded to `dtype`. Without a seed
   // matrices and tables are left uninitialised. With an `adapter_seed` only adapters are trained,
-  // and have initial values from it; the others' do not depend on that.
+  // and have initial values from it; the others' do not depend on that. `base_format`: of linear
+  // layers.
   ParameterSet(DType dtype, Device device, std::optional<uint64_t> seed,
-               std::optional<uint64_t> adapter_seed = {})
-      : dtype_(dtype), device_(device), seed_(seed), adapter_seed_(adapter_seed), units_(1) {}
+               std::optional<uint64_t> adapter_seed = {},
+               kernels::WeightFormat base_format = kernels::WeightFormat::kModel)
+      : dtype_(dtype),
+        device_(device),
+        seed_(seed),
+        adapter_seed_(adapter_seed),
+        base_format_(base_format),
+        units_(1) {}
 
   // The leaves added from now on belong to the next unit. The first one begins by itself.
   void begin_unit();
@@ -124,6 +136,7 @@ class ParameterSet {
   // The gradients of the leaves no longer exist; grad() of a leaf would allocate new ones.
   void free_gradients() const;
 
+  kernels::WeightFormat base_format() const { return base_format_; }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
 
@@ -131,6 +144,7 @@ class ParameterSet {
   DType dtype_;
   Device device_;
   std::optional<uint64_t> seed_, adapter_seed_;
+  kernels::WeightFormat base_format_;
   std::vector<NamedParameter> parameters_;
   uint64_t adapters_ = 0;  // among the parameters
   std::vector<Variable> trained_;

@@ -20,10 +20,19 @@ std::string precision_change(const PrecisionConfig& asked, const PrecisionConfig
     return line("cache", asked.rounds_keys(), "without rounded keys");
   if (asked.rounds_queries() != saved.rounds_queries())
     return line("attention", asked.rounds_queries(), "with attention in bf16");
+  if (asked.base != saved.base)
+    return str("precision.base: the run has ", entry_of(kBaseNames, asked.base).name,
+               ", but the model of ", source, " was trained on a base in ",
+               entry_of(kBaseNames, saved.base).name);
   return "";
 }
 
 void check_precision(const ModelConfig& config, DType dtype, const std::string& file) {
+  if (config.precision.is_quantized() && config.is_encoder())
+    throw InputError(str(file.empty() ? "precision." : file + ": ",
+                         "base: ", entry_of(kBaseNames, config.precision.base).name,
+                         " is for models that generate text, and the model is an encoder; hint: "
+                         "leave it out"));
   if (!config.precision.rounds_keys()) return;
   const auto require = [&](bool ok, const std::string& message) {
     if (ok) return;
@@ -55,17 +64,23 @@ PrecisionConfig load_precision(const std::string& dir) {
   std::error_code error;  // a link to nothing is an entry too
   if (fs::symlink_status(path, error).type() == fs::file_type::not_found) return out;
   const ConfigNode file = parse_yaml(read_input_file(path), path);
-  if (const ConfigNode* cache = file.find("cache"); cache == nullptr || cache->is_null())
-    throw InputError(path + ": expected {\"cache\": \"fp8\"}");
+  const auto has = [&](const char* key) {
+    const ConfigNode* node = file.find(key);
+    return node != nullptr && !node->is_null();
+  };
+  if (!has("cache") && !has("base"))
+    throw InputError(path + ": expected {\"cache\": \"fp8\"} or {\"base\": \"nf4\"}");
   read_config(out, file);
   return out;
 }
 
 bool save_precision(const PrecisionConfig& precision, const std::string& dir) {
-  if (!precision.rounds_keys()) return false;
-  write_file_durable(dir + "/" + kPrecisionFile,
-                     precision.rounds_queries() ? "{\"cache\": \"fp8\", \"attention\": \"fp8\"}\n"
-                                                : "{\"cache\": \"fp8\"}\n");
+  Json json = Json::Object{};
+  if (precision.rounds_keys()) json.set("cache", "fp8");
+  if (precision.rounds_queries()) json.set("attention", "fp8");
+  if (precision.is_quantized()) json.set("base", entry_of(kBaseNames, precision.base).name);
+  if (json.as_object().empty()) return false;
+  write_file_durable(dir + "/" + kPrecisionFile, json.dump() + "\n");
   return true;
 }
 

@@ -1,11 +1,12 @@
-// Numbers in eight bits that are part of the policy: what a model computes with them, in rollouts
-// and in training alike (docs/precision.md).
+// Numbers in four or eight bits that are part of the policy: what a model computes with them, in
+// rollouts and in training alike (docs/precision.md).
 #pragma once
 
 #include <string>
 
 #include "config/visitor.h"
 #include "core/dtype.h"
+#include "kernels/quantized_weight.h"
 
 namespace cohort {
 
@@ -21,10 +22,19 @@ enum class AttentionPrecision { kModel, kFp8 };
 inline constexpr EnumName<AttentionPrecision> kAttentionPrecisionNames[] = {
     {AttentionPrecision::kModel, "bf16"}, {AttentionPrecision::kFp8, "fp8"}};
 
+inline constexpr EnumName<kernels::WeightFormat> kBaseNames[] = {
+    {kernels::WeightFormat::kModel, "bf16"},
+    {kernels::WeightFormat::kInt8, "int8"},
+    {kernels::WeightFormat::kNf4, "nf4"},
+    {kernels::WeightFormat::kNf4Single, "nf4_single"}};
+
 struct PrecisionConfig {
   CachePrecision cache = CachePrecision::kModel;
   AttentionPrecision attention = AttentionPrecision::kModel;
+  // The weights of the blocks' linear layers, which are then frozen.
+  kernels::WeightFormat base = kernels::WeightFormat::kModel;
 
+  bool is_quantized() const { return base != kernels::WeightFormat::kModel; }
   bool rounds_queries() const { return attention == AttentionPrecision::kFp8; }
   // Attention in FP8 has a cache in FP8.
   bool rounds_keys() const { return cache == CachePrecision::kFp8 || rounds_queries(); }
@@ -36,6 +46,9 @@ struct PrecisionConfig {
         "attention", attention, kAttentionPrecisionNames,
         "operands of attention: bf16 (the model's dtype) or fp8 (e4m3, with cache: fp8); on GPUs "
         "of compute capability 9.0, and the CPU");
+    v.choice("base", base, kBaseNames,
+             "weights of the blocks' linear layers, frozen, with lora: bf16 (the model's dtype), "
+             "int8, nf4 (QLoRA's, with double quantisation) or nf4_single (without)");
   }
 };
 
@@ -50,8 +63,9 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
 DType cache_dtype(const ModelConfig& config, DType dtype);
 
 inline constexpr const char* kPrecisionFile = "precision.json";
-// precision.json of a model's folder, which has `cache` and, if it is not the default, `attention`.
-// Throws InputError for an entry that cannot be read, lacks `cache`, or has other keys or values.
+// precision.json of a model's folder, which has the keys that are not the defaults, and `cache`
+// with `attention`. Throws InputError for an entry that cannot be read, has none of them, or other
+// keys or values.
 PrecisionConfig load_precision(const std::string& dir);
 // Writes the file unless all values are the defaults; returns true if it did.
 bool save_precision(const PrecisionConfig& precision, const std::string& dir);

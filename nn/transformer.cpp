@@ -18,7 +18,8 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
                          Device device)
     : config_(checked(config, device, dtype)),
       parameters_(dtype, device, seed,
-                  config.lora.rank > 0 ? std::optional(config.lora.seed) : std::nullopt),
+                  config.lora.rank > 0 ? std::optional(config.lora.seed) : std::nullopt,
+                  config.precision.base),
       embedding_(parameters_, config_),
       backbone_(parameters_, config_),
       head_(parameters_, config_, embedding_),
@@ -94,7 +95,9 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   COHORT_CHECK(!config_.is_encoder(), "[transformer] an encoder has no cache");
   NoGradGuard no_grad;
   Stream stream = current_stream(device());
-  stream.may_prefetch = allows_prefetch();  // run() begins with the embedding
+  // run() begins with the embedding. Weights in 8 or 4 bits are made right before their use.
+  stream.may_prefetch =
+      allows_prefetch() && config_.precision.base == kernels::WeightFormat::kModel;
   const StreamGuard guard(stream);
   const auto cached_attention = [&](AttentionCall call) {
     kernels::PagedKV pages = cache.layer(call.layer);
@@ -122,7 +125,10 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
 void Transformer::copy_from(const Transformer& source) {
   COHORT_CHECK(parameters_.size() == source.parameters_.size(), "[copy_from] models differ");
   for (size_t i = 0; i < parameters_.size(); ++i)
-    Tensor(parameters_[i].value).copy_(source.parameters_[i].value);
+    if (kernels::QuantizedWeight w = parameters_[i].quantized; w.defined())
+      w.copy_(source.parameters_[i].quantized);
+    else
+      Tensor(parameters_[i].value).copy_(source.parameters_[i].value);
   update_derived();
 }
 

@@ -6,17 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "core/check.h"
+#include "config/visitor.h"
 
 namespace cohort {
-
-// The entry of a value in a table of entries with a `value`.
-template <class Entry, size_t N>
-const Entry& entry_of(const Entry (&table)[N], decltype(Entry::value) value) {
-  for (const Entry& entry : table)
-    if (entry.value == value) return entry;
-  throw Error("[entry_of] expected a value of the table");
-}
 
 // Group-relative advantages: A = (r - mean) times a scale of the group.
 //

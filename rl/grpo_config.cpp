@@ -170,7 +170,8 @@ void GrpoConfig::visit_corrections(ConfigVisitor& v) {
            "them has no surrogate (Clip-Cov); kl: |lp - lp_old| of them is a term of the loss "
            "(KL-Cov)");
   v.field("covariance_fraction", covariance_fraction,
-          "(covariance) their fraction of the update's tokens; one at least", {.min = 0, .max = 1});
+          "(covariance) their fraction of the update's tokens; one at least",
+          {.min = 1e-9, .max = 1});
   v.field("covariance_kl_coef", covariance_kl_coef, "(covariance: kl) weight of |lp - lp_old|",
           {.min = 0});
   v.field("old_kl_coef", old_kl_coef,
@@ -278,6 +279,13 @@ void GrpoConfig::validate() const {
         "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
   validate_reference();
   for (const std::string& rule : rejection) parse_rejection(rule);
+  if (penalizes_rewards() && covariance != Covariance::kNone)
+    throw InputError(
+        "covariance: goes by the advantages at packing, from which kl_in: reward has yet to "
+        "subtract the KL; hint: kl_in=loss, or leave covariance out");
+  if (entropy_target && entropy_coef > 1)
+    throw InputError(
+        str("entropy_coef: with entropy_target it stays from 0 to 1, got ", entropy_coef));
   if (penalizes_rewards() && kl_unbiased)
     throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
   if (baseline != Baseline::kGroup && dynamic_sampling_rounds > 0)
@@ -405,6 +413,7 @@ std::vector<std::string> GrpoConfig::unused_keys(bool rewarded) const {
                                           "trust_low",
                                           "trust_high",
                                           "off_policy_mask",
+                                          "covariance_kl_coef",
                                           "old_kl_coef"};
   constexpr std::string_view kOfAdvantages[] = {"scale_rewards", "baseline",
                                                 "multi_objective_aggregation"};
@@ -494,7 +503,7 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) co
   warn_if(!rejection.empty() && !restricted,
           "rejection: does nothing without top_k, top_p, min_p, penalties or logit_bias: the "
           "sampler's log-probs are the policy's; hint: leave it out");
-  needs_updates("covariance: kl", given(&GrpoConfig::covariance) && covariance == Covariance::kKl);
+  needs_updates("covariance: kl", covariance == Covariance::kKl);
   warn_if(
       covariance == Covariance::kNone && covariance_fraction != GrpoConfig().covariance_fraction,
       "covariance_fraction: does nothing with covariance: none; hint: covariance=clip");

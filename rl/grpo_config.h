@@ -216,7 +216,7 @@ struct GrpoConfig {
   kernels::TrustRegion trust_region = kernels::TrustRegion::kNone;
   std::optional<double> trust_low, trust_high;  // none: as kTrustRegions
   std::optional<double> off_policy_mask;
-  std::vector<std::string> rejection;  // rules, see rejected_tokens() in rl/rejection.h
+  std::vector<std::string> rejection;  // rules, see reject_tokens() in rl/rejection.h
   Covariance covariance = Covariance::kNone;
   double covariance_fraction = 2e-4, covariance_kl_coef = 1;
   double old_kl_coef = 0;
@@ -241,17 +241,21 @@ struct GrpoConfig {
   }
   int64_t updates_per_step() const { return num_iterations * num_minibatches; }
   bool penalizes_rewards() const { return beta > 0 && kl_in == KlPlace::kReward; }
-  // True if completions with an advantage of 0 change the update; those with old_kl_coef or
-  // covariance: kl do where the policy is not the one that sampled.
+  // True if completions with an advantage of 0 change the update; those with old_kl_coef do where
+  // the policy is not the one that sampled.
   bool needs_all_completions() const {
     return beta > 0 || entropy_coef > 0 || !loss.empty() ||
-           ((old_kl_coef > 0 || covariance == Covariance::kKl) && updates_per_step() > 1);
+           (old_kl_coef > 0 && updates_per_step() > 1);
   }
   // True if the loss compares the policy with the distribution that tokens were drawn from.
   bool needs_sampling_log_probs() const {
     return importance_weights != kernels::Importance::kNone ||
            trust_region != kernels::TrustRegion::kNone || off_policy_mask || old_kl_coef > 0 ||
            !rejection.empty() || !loss.empty();
+  }
+  // True if some tokens are chosen to have no surrogate.
+  bool masks_tokens() const {
+    return top_entropy_quantile < 1 || !rejection.empty() || covariance == Covariance::kClip;
   }
   // Sets the keys of `preset`.
   void apply_preset();

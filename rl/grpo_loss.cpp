@@ -146,6 +146,7 @@ HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const Policy
                       .advantage = batch.advantage,
                       .weight = batch.weight,
                       .sampling_logprob = batch.sampling_logprob,
+                      .old_distance_coef = batch.old_distance_coef,
                       .segments = batch.segments,
                       .on_policy = on_policy,
                       .teacher = std::move(teacher),

@@ -18,7 +18,8 @@ struct RejectionRule {
   bool above = true;  // rejects values above the bound; false: below it
   double bound = 0;
 };
-// Reads "seq_mean_k3 > 0.002". Throws InputError for anything else.
+// Reads "seq_mean_k3 > 0.002". Throws InputError for anything else, and for a rule that
+// rejects 0, the value of a token drawn from the policy itself.
 RejectionRule parse_rejection(const std::string& rule);
 
 // Sets kept[t] of the sampled tokens (those in the loss mask) that a rule rejects to 0. NaN rejects

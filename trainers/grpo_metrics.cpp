@@ -127,6 +127,7 @@ MetricSums grpo_metrics(const ScoredRollouts& scored, const std::vector<std::str
     out.add_local("update/balance", updates.load.mean / updates.load.largest);
   out.add_mean("kl_old", policy.kl_to_old, policy.tokens);
   out.add_mean("kl", policy.kl_to_reference, config.grpo.beta > 0 ? policy.tokens : 0);
+  if (config.grpo.masks_tokens()) out.add_mean("masked_tokens", updates.masked, updates.tokens);
   if (config.grpo.importance_weights != kernels::Importance::kNone)
     out.add_mean("importance_weight", policy.importance, policy.tokens);
   out.add_mean("entropy", samples.entropy, samples.mask_tokens);

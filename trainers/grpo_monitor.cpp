@@ -232,7 +232,10 @@ std::string GrpoMonitor::entropy_explosion() const {
   if (!(mean >= std::max(kEntropyFactor * first, first + kEntropyRise))) return "";
   return str("the entropy has exploded to ", short_number(mean), " nats per token (at first ",
              short_number(first), "): completions become random; hint: a lower learning_rate",
-             config_.entropy_coef > 0 ? ", a smaller entropy_coef" : "", " or ", larger_beta());
+             config_.entropy_target     ? ", a smaller entropy_target"
+             : config_.entropy_coef > 0 ? ", a smaller entropy_coef"
+                                        : "",
+             " or ", larger_beta());
 }
 
 // Low entropy is expected of a policy that solves its problems.

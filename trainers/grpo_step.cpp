@@ -161,12 +161,14 @@ PolicySequence sequence_of(const ScoredCompletion& c, double advantage, double l
 }
 
 // True if a sequence can change the update. Without a KL term, an entropy bonus and a move from the
-// sampler that old_kl_coef penalises, a zero advantage gives an exactly zero gradient.
+// sampler or from lp_old that is penalised, a zero advantage gives an exactly zero gradient.
 bool has_gradient(const PolicySequence& sequence, const GrpoConfig& config) {
   return sequence.num_targets() > 0 &&
          (config.needs_all_completions() ||
           (config.old_kl_coef > 0 && sequence.sampling_logprob != sequence.old_logprob) ||
-          std::ranges::any_of(sequence.advantage, [](double advantage) { return advantage != 0; }));
+          (config.updates_per_step() > 1 &&
+           std::ranges::any_of(sequence.old_distance_coef, std::identity())) ||
+          std::ranges::any_of(sequence.advantage, std::identity()));
 }
 
 // Accepts an update whose ratios are exactly 1.
@@ -396,6 +398,10 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
           std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, context);
+    for (const PolicyUpdate& update : minibatches) {
+      updates.tokens += update.tokens;
+      updates.masked += update.masked;
+    }
   }
   const double update_time = clock.lap("update");
   if (in.journal != nullptr) in.journal->end(in, groups);
@@ -465,11 +471,19 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
     if (totals.tokens == 0) continue;
     if (config.grpo.covariance != Covariance::kNone)
       limit_covariance(comm, sequences, config, context.step * parts + m);
+    double masked = 0, local_tokens = 0;
+    for (const PolicySequence& s : sequences)
+      for (size_t t = 1; t < s.tokens.size(); ++t) {
+        local_tokens += s.loss_mask[t];
+        masked += s.loss_mask[t] && !s.surrogate_mask.empty() && !s.surrogate_mask[t];
+      }
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
     const RankLoad load =
         balance(comm, learner.model(), sequences, config.batch.completions_per_step());
     out.push_back({.sequences = std::move(sequences),
                    .load = load,
+                   .tokens = local_tokens,
+                   .masked = masked,
                    .desc = {.loss_type = config.grpo.loss_type,
                             .totals = totals,
                             .max_completion_length = config.sampling.max_completion_length,

@@ -243,40 +243,56 @@ void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences
       for (size_t t = 1; t < s.tokens.size(); ++t)
         if (s.loss_mask[t]) fn(s, t);
   };
-  double count = 0, advantage = 0, logprob = 0;
+  // Sums over each completion, added by index: equal for any number of ranks.
+  using Sums = std::vector<double>;
+  std::vector<Sums> sums(static_cast<size_t>(config.batch.completions_per_step()));
   for_tokens([&](const PolicySequence& s, size_t t) {
-    ++count;
-    advantage += s.advantage[t];
-    logprob += s.old_logprob[t];
+    Sums& own = sums[static_cast<size_t>(s.index)];
+    own.resize(3);
+    own[0] += 1;
+    own[1] += s.advantage[t];
+    own[2] += s.old_logprob[t];
   });
-  reduce_in_place(comm, {&count, &advantage, &logprob});
+  double count = 0, advantage = 0, logprob = 0;
+  for (const Sums& own : gather_numbers(comm, sums)) {
+    if (own.empty()) continue;
+    count += own[0];
+    advantage += own[1];
+    logprob += own[2];
+  }
   // Calls fn(sequence, token, key) for the candidates, of which those with the least keys are
-  // taken: the negative covariance of kl, then a draw by the sequence's index, which is equal for
-  // any number of ranks.
+  // taken: the negative covariance of kl, then a draw by the sequence's index.
   using Key = std::pair<double, double>;
   const auto for_candidates = [&](const auto& fn) {
     for_tokens([&](PolicySequence& s, size_t t) {
       const double covariance =
           (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
-      if (clips && !(covariance > 1 && covariance < 5)) return;
+      const bool is_masked = !s.surrogate_mask.empty() && !s.surrogate_mask[t];
+      if (is_masked || (clips && !(covariance > 1 && covariance < 5))) return;
       Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
                                       static_cast<uint64_t>(s.index) << 32 | t));
       fn(s, t, Key{clips ? 0 : -covariance, static_cast<double>(rng.below(int64_t{1} << 52))});
     });
   };
-  std::vector<std::vector<double>> parts(static_cast<size_t>(config.batch.completions_per_step()));
-  for_candidates([&](const PolicySequence& s, size_t, const Key& key) {
-    auto& part = parts[static_cast<size_t>(s.index)];
-    part.insert(part.end(), {key.first, key.second});
-  });
+  const auto wanted = static_cast<size_t>(std::max(1.0, config.grpo.covariance_fraction * count));
+  const auto keep_least = [&](std::vector<Key>& keys) {
+    const size_t kept = std::min(keys.size(), wanted);
+    std::ranges::nth_element(keys, keys.begin() + static_cast<ptrdiff_t>(kept));
+    keys.resize(kept);
+  };
   std::vector<Key> keys;
+  for_candidates([&](const PolicySequence&, size_t, const Key& key) { keys.push_back(key); });
+  keep_least(keys);
+  std::vector<std::vector<double>> parts(static_cast<size_t>(comm.size()));
+  for (const Key& key : keys)
+    parts[static_cast<size_t>(comm.rank())].insert(parts[static_cast<size_t>(comm.rank())].end(),
+                                                   {key.first, key.second});
+  keys.clear();
   for (const std::vector<double>& part : gather_numbers(comm, parts))
     for (size_t i = 0; i < part.size(); i += 2) keys.emplace_back(part[i], part[i + 1]);
-  const auto taken = std::min(
-      keys.size(), static_cast<size_t>(std::max(1.0, config.grpo.covariance_fraction * count)));
-  if (taken == 0) return;
-  std::ranges::nth_element(keys, keys.begin() + static_cast<ptrdiff_t>(taken) - 1);
-  const Key last = keys[taken - 1];
+  keep_least(keys);
+  if (keys.empty()) return;
+  const Key last = *std::ranges::max_element(keys);
   for_candidates([&](PolicySequence& s, size_t t, const Key& key) {
     if (key > last) return;
     s.surrogate_mask.resize(s.tokens.size(), 1);

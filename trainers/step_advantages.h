@@ -42,7 +42,7 @@ double entropy_threshold(Communicator& comm, std::span<const Group> groups,
 // covariance_fraction of the tokens of the update over all ranks, one at least, by
 // (A - mean A) (lp_old - mean lp_old). clip: an addressed draw from those where it is between 1 and
 // 5 has no surrogate; kl: those where it is largest have old_distance_coef. `update`: its number,
-// for the draws, which also decide between equal ones.
+// for the draws, which also decide between equal ones. Tokens without a surrogate are not chosen.
 void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
                       const GrpoSections& config, int64_t update);
 

@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(kThreads)
   for_lane([&](int64_t t) { ratios.add(sums, t); });
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
-    for (double* sum : {&sums.tokens, &sums.to_old, &sums.to_sampling, &sums.clipped})
+    for (double* sum :
+         {&sums.tokens, &sums.to_old, &sums.to_sampling, &sums.clipped, &sums.with_advantage})
       *sum += __shfl_xor_sync(0xffffffffu, *sum, offset);
   for_lane([&](int64_t t) { ratios.set(t, sums); });
 }

@@ -28,22 +28,6 @@ bool is_harmless(const std::string& field) {
   return has_word(kHarmless, field);
 }
 
-// Quantized weights by the fields that describe them: "bitsandbytes, 4 bits".
-std::string quantization_of(const Json& json) {
-  const std::string* method = json.find_text("quant_method");
-  std::string text = method == nullptr ? "" : *method;
-  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  const Json& bits = json.get_or_null("bits");
-  const auto is_on = [&](const char* field) {
-    const Json& value = json.get_or_null(field);
-    return value.is_bool() && value.as_bool();
-  };
-  if (bits.is_int()) add(str(bits.as_int(), " bits"));
-  if (is_on("load_in_4bit")) add("4 bits");
-  if (is_on("load_in_8bit")) add("8 bits");
-  return text.empty() ? "a method that it does not name" : text;
-}
-
 }  // namespace
 
 bool is_blank(const Json& value) {
@@ -51,14 +35,6 @@ bool is_blank(const Json& value) {
          (value.is_string() && value.as_string().empty()) ||
          (value.is_array() && value.as_array().empty()) ||
          (value.is_object() && value.as_object().empty());
-}
-
-void refuse_quantized(const Json& config) {
-  for (const char* field : {"quantization_config", "quantization"})
-    if (const Json& value = config.get_or_null(field); !is_blank(value))
-      throw InputError(str("the field ", field, ": quantized weights (", quantization_of(value),
-                           ") are not supported; hint: use the folder of the 16-bit model, whose "
-                           "name has no -bnb-4bit, -GPTQ or -AWQ"));
 }
 
 Json model_fields(const Json& config) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "nn/quantized_folder.h"
+
 namespace cohort {
 namespace {
 
@@ -55,8 +57,11 @@ std::vector<std::string> family_types() {
   return out;
 }
 
-ModelConfig read_family(const Json& json) {
-  refuse_quantized(json);
+ModelConfig read_family(const Json& whole) {
+  const kernels::WeightFormat stored = stored_format(whole);
+  Json json = Json::Object{};  // as of the weights in 16 bits
+  for (const auto& [field, value] : whole.as_object())
+    if (field != "quantization_config") json.set(field, value);
   ConfigFile file(json);
   ModelConfig c = find_family(json.at("model_type").as_string()).read(file);
   // False in decoders that became encoders: it is not blank.
@@ -68,6 +73,7 @@ ModelConfig read_family(const Json& json) {
     c.family.qkv_bias = c.family.o_bias = c.family.mlp_bias = false;
   }
   c.file = json;
+  c.stored_format = stored;
   return c;
 }
 

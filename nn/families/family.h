@@ -18,8 +18,6 @@ namespace cohort {
 
 // True for null, false, and empty text, lists and objects.
 bool is_blank(const Json& value);
-// Throws InputError naming the field and the method if config.json describes quantized weights.
-void refuse_quantized(const Json& config);
 // The fields of a config.json that may change what the model computes, without blank ones.
 Json model_fields(const Json& config);
 

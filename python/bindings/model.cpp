@@ -159,7 +159,9 @@ void export_folder(const LoadedModel& loaded, const std::string& dir, const std:
   const std::string folder = output.create();
   if (merged) {
     const DType sum = dtype == "float64" ? DType::kF64 : DType::kF32;
-    const LoadedModel whole = load_model(loaded.checkpoint, sum, {}, loaded.base.path);
+    const PrecisionConfig& precision = loaded.model->config().precision;
+    LoadedModel whole = load_model(loaded.checkpoint, sum, {}, loaded.base.path, 0, precision.base);
+    if (precision.is_quantized()) whole.model = expanded(*whole.model);
     whole.model->set_adapters(loaded.model->adapters());
     merge_adapters(*whole.model, stored_type(dtype));
     export_model(*whole.model, *whole.tokenizer, folder, dtype, [] {});
@@ -373,7 +375,13 @@ void bind_engine(nb::module_& m) {
 }
 
 Handle load(const std::string& path, const std::string& device, const std::string& dtype,
-            const std::string& base, int64_t context) {
+            const std::string& base, int64_t context, const std::string& weights) {
+  std::optional<kernels::WeightFormat> format;
+  for (const auto& [value, name] : kBaseNames)
+    if (weights == name) format = value;
+  if (!weights.empty() && !format)
+    throw InputError(str("weights: expected \"bf16\", \"int8\", \"nf4\" or \"nf4_single\", got \"",
+                         weights, "\""));
   const DType type = dtype_named(dtype);
   const Device on = parse_device(device, "device");
   if (!is_float(type) || (on.is_cpu() && type == DType::kBF16))
@@ -385,7 +393,7 @@ Handle load(const std::string& path, const std::string& device, const std::strin
   LoadedModel loaded = without_gil([&] {
     const std::string model = is_model_folder(path) ? path : read_sentence_folder(path).model;
     return load_found(model, [&](const std::string& checkpoint) {
-      return load_model(checkpoint, type, on, base, context);
+      return load_model(checkpoint, type, on, base, context, format);
     });
   });
   return {std::make_shared<SetModel>(path, std::move(loaded))};
@@ -398,7 +406,8 @@ void bind_weights(nb::class_<Handle>& model) {
           [](const Handle& self) {
             nb::dict out;
             for (const auto& parameter : self->model->parameters())
-              out[nb::str(parameter.name.c_str())] = Variable(parameter.value);
+              if (!parameter.quantized.defined())
+                out[nb::str(parameter.name.c_str())] = Variable(parameter.value);
             return out;
           },
           nb::sig("def parameters(self) -> dict[str, Tensor]"),
@@ -419,9 +428,12 @@ void bind_model(nb::module_& m) {
       .def(
           "__init__",
           [](Handle* self, const std::string& path, const std::string& device,
-             const std::string& dtype, const std::string& base,
-             int64_t context) { new (self) Handle(load(path, device, dtype, base, context)); },
-          nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"), nb::arg("context"))
+             const std::string& dtype, const std::string& base, int64_t context,
+             const std::string& weights) {
+            new (self) Handle(load(path, device, dtype, base, context, weights));
+          },
+          nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"), nb::arg("context"),
+          nb::arg("weights"))
       .def_prop_ro(
           "folder", [](const Handle& self) { return self->checkpoint; },
           "The folder that the model was read from.")

@@ -155,15 +155,16 @@ class Model(_cohort.LoadedModel):
 
     device: "cpu" or "cuda:N"; default: a GPU if there is one. dtype: "float32" (default on CPUs), "bfloat16" (default on
     GPUs) or "float64"; also "f32", "bf16" and "f64". base: the folder of an adapter's base model. context: at least this many
-    tokens, where the model may be extended. InputError if there is no usable model.
+    tokens, where the model may be extended. weights: of the linear layers, "int8", "nf4" or "nf4_single" (frozen), or "bf16"
+    (dtype); default: as trained or stored. InputError if there is no usable model.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device: str | None = None, dtype: str | None = None, base: str = "",
-                 context: int = 0) -> None:
+                 context: int = 0, weights: str = "") -> None:
         device = device or ("cuda:0" if _cohort.cuda_device_count() > 0 else "cpu")
         dtype = _DTYPES.get(dtype, dtype) if dtype else "float32" if device == "cpu" else "bfloat16"
         path = os.path.abspath(path) if os.path.exists(path) else os.fspath(path)  # a later chdir() changes nothing
-        super().__init__(path, device, dtype, base, context)
+        super().__init__(path, device, dtype, base, context, weights)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -12,10 +12,11 @@ namespace {
 
 // Weight bytes that a decode step reads: all but lookup tables, of which it reads single rows.
 int64_t weight_bytes(const Transformer& model) {
-  int64_t elements = 0;
+  int64_t bytes = 0;
   for (const NamedParameter& p : model.parameters())
-    if (p.use != ParameterUse::kLookup) elements += p.value.numel();
-  return elements * static_cast<int64_t>(dtype_size(model.dtype()));
+    if (p.use != ParameterUse::kLookup)
+      bytes += p.quantized.defined() ? p.quantized.nbytes() : p.value.nbytes();
+  return bytes;
 }
 
 // [n, C]: rows of table [N, C].

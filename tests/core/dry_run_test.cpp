@@ -27,7 +27,7 @@ TEST(DryRun, CountsTensorMemory) {
 TEST(DryRun, HasNoElementsToRead) {
   const DryRun run({});
   const Tensor t = Tensor::zeros({2}, DType::kF32);
-  EXPECT_THROW_WITH(t.data<float>(), Error, "f32[2] on cpu of a dry run has no elements");
+  EXPECT_THROW_WITH(t.data<float>(), Error, "f32[2] on cpu has no elements: it is of a dry run");
   EXPECT_THROW_WITH(t.item(), Error, "expected one element");
   EXPECT_EQ(Tensor::empty({0}, DType::kF32).to_vector<float>().size(), 0u);
 }

@@ -383,6 +383,11 @@ TEST(PolicyLoss, RatioOfClippedTokensIsTheirGeometricMean) {
   EXPECT_EQ(down.stats.clipped_low, 1);
   EXPECT_EQ(up.stats.clipped_low + down.stats.clipped_high, 0);
   expect(run(0), 0, {0, 0, 0});
+  // A token without an advantage is no part of the ratio.
+  const Result masked = run_segments(
+      {{-1, -1, -1}, {-1.1, -4, -1.3}, {}, {1, 0, 1}, {0.5, 0.5, 0.5}}, {0, 0, 0}, desc);
+  EXPECT_NEAR(masked.loss, -std::exp(0.2), 1e-15);
+  EXPECT_EQ(masked.gradient[1], 0);
 }
 
 // A token of weight 0 is no part of its sequence's mean, whatever it holds.

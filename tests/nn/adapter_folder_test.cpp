@@ -376,9 +376,10 @@ TEST(QuantizedModels, AreRefusedByTheirMethod) {
     EXPECT_THROW_WITH(load_config(folder.path()), InputError, "hint: use the folder of the 16-bit");
   };
   refused("quantization_config", R"({"quant_method": "bitsandbytes", "load_in_4bit": true})",
-          "(bitsandbytes, 4 bits)");
-  refused("quantization_config", R"({"quant_method": "bitsandbytes", "load_in_8bit": true})",
-          "(bitsandbytes, 8 bits)");
+          "(bitsandbytes)");
+  refused("quantization_config",
+          R"({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "fp4"})",
+          "(bitsandbytes, fp4)");
   refused("quantization_config", R"({"quant_method": "gptq", "bits": 4})", "(gptq, 4 bits)");
   refused("quantization_config", R"({"quant_method": "awq", "bits": 4})", "(awq, 4 bits)");
   refused("quantization_config", R"({"bits": "x", "load_in_4bit": 1})", "does not name");

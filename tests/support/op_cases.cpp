@@ -133,19 +133,28 @@ void add_linears(Table& table) {
 
 // A frozen layer [out, in] with an adapter of inputs `a` and `b`.
 Linear adapted(int64_t out, const Variable& a, const Variable& b, std::vector<Lora::Module> modules,
-               const Variable& bias = {}) {
+               const Variable& bias = {},
+               kernels::WeightFormat format = kernels::WeightFormat::kModel) {
   Linear layer{.bias = bias.detach(),
                .lora = {.a = a, .b = b, .modules = std::move(modules), .scale = 0.75}};
   const int64_t in = a.shape()[1], columns = layer.input_padding();
   const Tensor all = constant(InputSpec{{out, in + columns}}, a);
   all.narrow(1, in, columns).zero_();
-  layer.weight = Variable(all.hide_padding(1, in));
+  layer.weight = LayerWeight(Variable(all.hide_padding(1, in)));
+  if (format != kernels::WeightFormat::kModel) {
+    const Device device = all.device();
+    const auto host = kernels::quantize_weight(
+        all.narrow(1, 0, in).contiguous().to(Device{}).to(DType::kF32), format);
+    layer.weight.leaf = Variable(Tensor::without_elements({out, in}, all.dtype(), device));
+    layer.weight.quantized = {host.values.to(device), host.scales.to(device), in};
+    layer.weight.adapter = all.narrow(1, in, columns).contiguous();
+  }
   write_lora_columns(layer.lora, layer.weight, b.value().clone().reshape({b.value().numel()}));
   return layer;
 }
 
 Linear without_adapter(const Linear& layer) {
-  return {.weight = Variable(layer.weight.value().contiguous())};
+  return {.weight = LayerWeight(Variable(layer.weight.values().contiguous()))};
 }
 
 void add_lora(Table& table) {
@@ -174,6 +183,12 @@ void add_lora(Table& table) {
            return layer(rms_norm(in[0], w, {.eps = 1e-2, .padding = layer.input_padding()}));
          }});
   }
+  for (const auto& [name, format] :
+       {std::pair("int8", kernels::WeightFormat::kInt8), {"nf4", kernels::WeightFormat::kNf4}})
+    table.push_back({"lora_linear", str("base in ", name),
+                     inputs({{{7, 136}}, {{2, 136}}, {{5, 2}}}), [format = format](Inputs in) {
+                       return adapted(5, in[1], in[2], {{0, 5}}, {}, format)(in[0]);
+                     }});
   table.push_back(
       {"lora_linear", "adapters off", inputs({{{7, 9}}, {{2, 9}}, {{5, 2}}}), [](Inputs in) {
          const Linear layer = adapted(5, in[1], in[2], {{0, 5}});

@@ -1,9 +1,24 @@
 // Tensors at once, where the library makes one at a time.
 #pragma once
 
+#include <cstdio>
+
 #include "data/safetensors.h"
 
 namespace cohort {
+
+namespace test {
+// FNV-1a of a tensor's bytes, 64 bits in hexadecimal digits.
+inline std::string fnv(const Tensor& t) {
+  const Tensor whole = t.contiguous();
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int64_t i = 0; i < whole.nbytes(); ++i)
+    hash = (hash ^ static_cast<const uint8_t*>(whole.raw())[i]) * 0x100000001b3u;
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+}  // namespace test
 
 inline NamedTensors tensors_of(const std::vector<TensorSource>& sources) {
   NamedTensors out;

@@ -1,0 +1,157 @@
+#include "nn/quantized_folder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "text/tokenizers/json_fields.h"
+
+namespace cohort {
+
+using kernels::QuantizedWeight;
+using kernels::WeightFormat;
+
+namespace {
+
+// Quantised weights by the fields that describe them: "bitsandbytes, 4 bits".
+std::string quantization_of(const Json& json) {
+  const std::string* method = json.find_text("quant_method");
+  std::string text = method == nullptr ? "" : *method;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const Json& bits = json.get_or_null("bits");
+  if (bits.is_int()) add(str(bits.as_int(), " bits"));
+  if (const std::string* type = json.find_text("bnb_4bit_quant_type")) add(*type);
+  return text.empty() ? "a method that it does not name" : text;
+}
+
+bool is_on(const Json& json, const char* field) {
+  const Json& value = json.get_or_null(field);
+  return value.is_bool() && value.as_bool();
+}
+
+// The tensors of one weight.
+class Parts {
+ public:
+  Parts(const SafetensorsFolder& folder, std::string name, std::set<std::string>& used)
+      : folder_(folder), name_(std::move(name)), used_(used) {}
+
+  [[noreturn]] void fail(const std::string& message) const {
+    throw InputError(str(folder_.path(), ": ", name_, ": ", message));
+  }
+  // The tensor with this dtype and number of elements, flat.
+  Tensor read(const std::string& name, DType dtype, int64_t count) const {
+    const SafetensorsFile* file = folder_.find(name);
+    if (file == nullptr)
+      fail(str("there is no tensor '", name, "' beside it; hint: is the download complete?"));
+    if (file->dtype(name) != dtype || file->shape(name).numel() != count)
+      fail(str("expected ", count, " numbers of type ", dtype_name(dtype), " in ", name, ", found ",
+               file->stored_dtype(name), file->shape(name).str()));
+    used_.insert(name);
+    return file->read(name).reshape({count});
+  }
+  std::vector<float> numbers(const std::string& name, int64_t count) const {
+    const std::vector<float> out = read(name, DType::kF32, count).to_vector<float>();
+    if (!std::ranges::all_of(out, [](float x) { return std::isfinite(x); }))
+      fail(name + " has a number that is not finite");
+    return out;
+  }
+  // The fields of the tensor of bytes `name`.
+  Json fields(const std::string& name) const {
+    const SafetensorsFile* file = folder_.find(name);
+    const auto bytes = read(name, DType::kU8, file->shape(name).numel()).to_vector<char>();
+    return parse_json({bytes.data(), bytes.size()}, folder_.path() + ": " + name);
+  }
+
+ private:
+  const SafetensorsFolder& folder_;
+  std::string name_;
+  std::set<std::string>& used_;
+};
+
+void read_nf4(const Parts& parts, const std::string& name, QuantizedWeight& out) {
+  const std::string state = name + ".quant_state.bitsandbytes__nf4";
+  const Json fields = parts.fields(state);
+  const auto expect = [&](const char* field, int64_t value) {
+    const Json& found = fields.get_or_null(field);
+    if (!found.is_int() || found.as_int() != value)
+      parts.fail(
+          str(field, " of ", state, " is ", found.dump(), ", and only ", value, " is supported"));
+  };
+  const int64_t rows = out.values.dim(0), columns = out.columns, count = out.scales.numel();
+  expect("blocksize", out.group());
+  const Json& shape = fields.get_or_null("shape");
+  if (shape.dump() != Json(Json::Array{out.values.dim(0), out.columns}).dump())
+    parts.fail(str("shape of ", state, " is ", shape.dump(), ", expected [", out.values.dim(0),
+                   ", ", out.columns, "]"));
+  if (columns % out.group() != 0)
+    parts.fail(str("rows of ", columns, " numbers do not begin with a block of ", out.group(),
+                   "; hint: use the folder of the 16-bit model with precision.base=nf4"));
+  const std::vector<float> table = parts.numbers(name + ".quant_map", 16);
+  for (int i = 0; i < 16; ++i)
+    if (table[static_cast<size_t>(i)] != kernels::nf4_value(i))
+      parts.fail("quant_map is not that of nf4");
+  out.values = parts.read(name, DType::kU8, rows * columns / 2).reshape({rows, columns / 2});
+  const std::span<float> scales(out.scales.data<float>(), static_cast<size_t>(count));
+  if (fields.find("nested_blocksize") == nullptr) {
+    std::ranges::copy(parts.numbers(name + ".absmax", count), scales.begin());
+    return;
+  }
+  constexpr int64_t kBlock = 256;
+  expect("nested_blocksize", kBlock);
+  const Json& offset = fields.get_or_null("nested_offset");
+  if (!offset.is_number() || !std::isfinite(offset.as_double()))
+    parts.fail(str("nested_offset of ", state, " is no finite number"));
+  const auto bytes = parts.read(name + ".absmax", DType::kU8, count).to_vector<uint8_t>();
+  kernels::expand_scales(scales, bytes, parts.numbers(name + ".nested_quant_map", 256),
+                         parts.numbers(name + ".nested_absmax", ceil_div(count, kBlock)), kBlock,
+                         static_cast<float>(offset.as_double()));
+}
+
+// One scale for each row, times 127.
+void read_int8(const Parts& parts, const std::string& name, const std::string& row_scales,
+               std::set<std::string>& used, QuantizedWeight& out) {
+  const int64_t rows = out.values.dim(0), groups = out.scales.dim(1);
+  out.values = parts.read(name, DType::kI8, out.values.numel()).reshape(out.values.shape());
+  const std::vector<float> scales = parts.numbers(row_scales, rows);
+  for (int64_t i = 0; i < rows * groups; ++i)
+    out.scales.data<float>()[i] = scales[static_cast<size_t>(i / groups)] / 127;
+  used.insert(name + "_format");
+}
+
+}  // namespace
+
+WeightFormat stored_format(const Json& config) {
+  for (const char* field : {"quantization_config", "quantization"}) {
+    const Json& value = config.get_or_null(field);
+    if (value.is_null() || (value.is_object() && value.as_object().empty())) continue;
+    const std::string* const method = value.find_text("quant_method");
+    if (method != nullptr && *method == "bitsandbytes") {
+      const std::string* const type = value.find_text("bnb_4bit_quant_type");
+      if (is_on(value, "load_in_8bit")) return WeightFormat::kInt8;
+      if (is_on(value, "load_in_4bit") && type != nullptr && *type == "nf4")
+        return WeightFormat::kNf4;
+    }
+    throw InputError(str("the field ", field, ": quantized weights (", quantization_of(value),
+                         ") are not supported, but for nf4 and int8 of bitsandbytes; hint: use the "
+                         "folder of the 16-bit model, whose name has no -GPTQ, -AWQ or -FP8"));
+  }
+  return WeightFormat::kModel;
+}
+
+QuantizedWeight read_quantized(const SafetensorsFolder& folder, const std::string& name,
+                               const Shape& shape, std::set<std::string>& used) {
+  const std::string layer = name.substr(0, name.rfind('.')), row_scales = layer + ".SCB";
+  const bool is_nf4 = folder.find(name + ".quant_state.bitsandbytes__nf4") != nullptr;
+  if (!is_nf4 && folder.find(row_scales) == nullptr) return {};
+  const Parts parts(folder, name, used);
+  if (shape.rank() != 2) parts.fail("expected numbers, found a matrix in 8 or 4 bits");
+  QuantizedWeight out =
+      QuantizedWeight::empty(is_nf4 ? WeightFormat::kNf4 : WeightFormat::kInt8, shape);
+  if (is_nf4)
+    read_nf4(parts, name, out);
+  else
+    read_int8(parts, name, row_scales, used, out);
+  return out;
+}
+
+}  // namespace cohort
