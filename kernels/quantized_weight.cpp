@@ -36,10 +36,9 @@ std::array<float, 256> dynamic_map() {
   for (int i = 0; i < 7; ++i) {
     const int steps = 1 << i;
     const auto power = static_cast<float>(std::pow(10.0, i - 6));
-    const float step = (1.0f - 0.1f) / static_cast<float>(steps);
-    const auto boundary = [&](int j) {  // torch.linspace
-      return j < (steps + 1) / 2 ? 0.1f + step * static_cast<float>(j)
-                                 : 1.0f - step * static_cast<float>(steps - j);
+    const double step = (1.0f - 0.1f) / static_cast<float>(steps);
+    const auto boundary = [&](int j) {  // torch.linspace, whose sums of products are rounded once
+      return static_cast<float>(j < (steps + 1) / 2 ? 0.1f + step * j : 1 - step * (steps - j));
     };
     for (int j = 0; j < steps; ++j) {
       const float mean = (boundary(j) + boundary(j + 1)) / 2;

@@ -32,7 +32,12 @@ Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_
                                              .init = std,
                                              .format = set.base_format(),
                                              .padding = lora_columns(adapters, all)});
-  const ParameterLeaf bias = biased ? set.add_leaf({name + ".bias", {rows}}) : ParameterLeaf();
+  const bool is_frozen = set.base_format() != kernels::WeightFormat::kModel;
+  const ParameterLeaf bias =
+      biased ? set.add_leaf({.name = name + ".bias",
+                             .shape = {rows},
+                             .role = is_frozen ? ParameterRole::kFrozen : ParameterRole::kTrained})
+             : ParameterLeaf();
   for (const Part& part : parts) {
     set.add_rows(weight, part.name + ".weight", first, part.rows);
     if (biased) set.add_rows(bias, part.name + ".bias", first, part.rows);

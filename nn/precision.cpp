@@ -75,12 +75,15 @@ PrecisionConfig load_precision(const std::string& dir) {
 }
 
 bool save_precision(const PrecisionConfig& precision, const std::string& dir) {
-  Json json = Json::Object{};
-  if (precision.rounds_keys()) json.set("cache", "fp8");
-  if (precision.rounds_queries()) json.set("attention", "fp8");
-  if (precision.is_quantized()) json.set("base", entry_of(kBaseNames, precision.base).name);
-  if (json.as_object().empty()) return false;
-  write_file_durable(dir + "/" + kPrecisionFile, json.dump() + "\n");
+  std::string fields;
+  const auto add = [&](const char* key, const char* value) {
+    fields += str(fields.empty() ? "" : ", ", "\"", key, "\": \"", value, "\"");
+  };
+  if (precision.rounds_keys()) add("cache", "fp8");
+  if (precision.rounds_queries()) add("attention", "fp8");
+  if (precision.is_quantized()) add("base", entry_of(kBaseNames, precision.base).name);
+  if (fields.empty()) return false;
+  write_file_durable(dir + "/" + kPrecisionFile, str("{", fields, "}\n"));
   return true;
 }
 

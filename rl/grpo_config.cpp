@@ -503,7 +503,7 @@ std::vector<std::string> GrpoConfig::warnings(bool restricted, bool rewarded) co
   warn_if(!rejection.empty() && !restricted,
           "rejection: does nothing without top_k, top_p, min_p, penalties or logit_bias: the "
           "sampler's log-probs are the policy's; hint: leave it out");
-  needs_updates("covariance: kl", covariance == Covariance::kKl);
+  needs_updates("covariance: kl", given(&GrpoConfig::covariance) && covariance == Covariance::kKl);
   warn_if(
       covariance == Covariance::kNone && covariance_fraction != GrpoConfig().covariance_fraction,
       "covariance_fraction: does nothing with covariance: none; hint: covariance=clip");

@@ -39,15 +39,15 @@ RejectionRule parse_rejection(const std::string& rule) {
   char* end = nullptr;
   out.bound = std::strtod(number.c_str(), &end);
   const bool is_number = !number.empty() && *end == 0 && std::isfinite(out.bound);
-  if (is_number && (sign == ">" ? 0 > out.bound : 0 < out.bound))
-    throw InputError(str("rejection: '", rule,
-                         "' rejects every token that was drawn from the "
-                         "policy itself, whose value is 0; hint: > with a bound of 0 or more, < "
-                         "with one of 0 or less"));
   if (!found || (sign != ">" && sign != "<") || !is_number || in >> rest)
     throw InputError(str("rejection: expected a rule such as 'seq_mean_k3 > 0.002', got '", rule,
                          "'; hint: token, seq_sum, seq_mean or seq_max, then _k1, _k2 or _k3; > or "
                          "<; a number, with blanks between them"));
+  if (out.above ? 0 > out.bound : 0 < out.bound)
+    throw InputError(str("rejection: '", rule,
+                         "' rejects every token that was drawn from the "
+                         "policy itself, whose value is 0; hint: > with a bound of 0 or more, < "
+                         "with one of 0 or less"));
   return out;
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kAdapter = "adapter_model.safetensors";
+constexpr const char* kAdapterFile = "adapter_model.safetensors";
 
 class QuantizedBase : public testing::TestWithParam<const char*> {
  protected:
@@ -31,7 +31,7 @@ class QuantizedBase : public testing::TestWithParam<const char*> {
   std::string base_;
 };
 
-// The sampler's log-probs are the trainer's, with the base as reference, and a cut run ends with the
+// The sampler has the trainer's log-probs, with the base as reference; a cut run ends with the
 // same adapters.
 TEST_P(QuantizedBase, TheRatioIsExactlyOneAndRunsResume) {
   for (const char* trainer : {kSmallSft, kSmallGrpo}) {
@@ -39,10 +39,12 @@ TEST_P(QuantizedBase, TheRatioIsExactlyOneAndRunsResume) {
     const std::string whole = train_new(plan(name, trainer, {"beta=0.1"})),
                       cut = train_interrupted(plan(name + "-cut", trainer, {"beta=0.1"}), 3);
     train_rest(cut);
-    EXPECT_TRUE(checkpoint_bytes(cut, kAdapter) == checkpoint_bytes(whole, kAdapter)) << name;
+    EXPECT_TRUE(checkpoint_bytes(cut, kAdapterFile) == checkpoint_bytes(whole, kAdapterFile))
+        << name;
     const std::string other =
         train_new(plan(name + "-bf16", trainer, {"beta=0.1", "precision.base=bf16"}));
-    EXPECT_FALSE(checkpoint_bytes(other, kAdapter) == checkpoint_bytes(whole, kAdapter)) << name;
+    EXPECT_FALSE(checkpoint_bytes(other, kAdapterFile) == checkpoint_bytes(whole, kAdapterFile))
+        << name;
     if (trainer == kSmallSft) continue;
     for (const Json& line : json_lines(whole + "/metrics.jsonl"))
       if (line.find("ratio_deviation") != nullptr) {
@@ -56,7 +58,7 @@ TEST_P(QuantizedBase, AnyNumberOfRanksTrainsAsOne) {
   for (const char* ranks : {"ranks=1", "ranks=2"}) {
     const std::string run =
         train_new(plan(str("run-", ranks), kSmallGrpo, {ranks, "adam_eps=1e-3"}));
-    const SafetensorsFile file(find_checkpoint(run) + "/" + kAdapter);
+    const SafetensorsFile file(find_checkpoint(run) + "/" + kAdapterFile);
     std::vector<double> all;
     for (const std::string& name : file.names()) {
       const auto part = file.read(name).to_vector<double>();

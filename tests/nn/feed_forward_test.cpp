@@ -27,7 +27,9 @@ constexpr int64_t kRows = 37, kChannels = 6, kHidden = 11;
 struct Leaves {
   Variable x;
   Linear up, down;
-  std::vector<Variable> all() const { return {x, up.weight, up.bias, down.weight, down.bias}; }
+  std::vector<Variable> all() const {
+    return {x, up.weight.leaf, up.bias, down.weight.leaf, down.bias};
+  }
 };
 
 // Bit i of `wanted`: leaf i is differentiated. Gradients start from values other than zero, so that

@@ -33,7 +33,7 @@ Tensor value_of(const NamedParameter& p) {
   return y;
 }
 
-Tensor hidden(const Transformer& model) {
+Tensor states_of(const Transformer& model) {
   const NoGradGuard no_grad;
   return model.forward(pack(test::random_sequences({20, 7}, model.config().vocab_size, 3))).value();
 }
@@ -62,7 +62,7 @@ TEST(QuantizedFolder, OfBitsandbytesHasItsValues) {
           ++found;
         }
     EXPECT_EQ(found, 14u);
-    EXPECT_TRUE(test::bit_equal(hidden(*kept), hidden(*expanded)));
+    EXPECT_TRUE(test::bit_equal(states_of(*kept), states_of(*expanded)));
     EXPECT_TRUE(kept->config().file.find("quantization_config") == nullptr);
   }
 }
@@ -78,7 +78,7 @@ TEST(QuantizedFolder, OtherFormatsAndRoundingTwiceAreErrors) {
 // A copy of the folder in which a tensor is another one, or missing if it is undefined.
 std::string changed(const TempDir& dir, const std::string& of, const std::string& name,
                     const Tensor& value) {
-  fs::copy(kFolders + of, dir.path(""), fs::copy_options::overwrite_existing);
+  fs::copy(kFolders + of, dir.path(""), fs::copy_options::recursive);
   const SafetensorsFile file(kFolders + of + "/model.safetensors");
   NamedTensors tensors;
   for (const std::string& n : file.names()) {
@@ -170,7 +170,7 @@ TEST(QuantizedFolder, AFolderOf16BitsIsQuantizedAsItIsRead) {
           EXPECT_LT(test::relative_error(p.quantized.scales, expected.scales), 0.02) << p.name;
       }
       EXPECT_GE(quantized, 6 * model->config().num_layers);
-      EXPECT_TRUE(test::bit_equal(hidden(*model), hidden(*expanded(*model))));
+      EXPECT_TRUE(test::bit_equal(states_of(*model), states_of(*expanded(*model))));
     }
   const TempDir dir;
   fs::copy(std::string(COHORT_TESTS) + "/reference/families/llama", dir.path(""));

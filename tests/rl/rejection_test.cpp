@@ -25,7 +25,7 @@ const std::vector<uint8_t> kAll{1, 1, 1}, kNone{0, 0, 0};
 TEST(Rejection, IsByTheStatisticsOfTokensAndSequences) {
   EXPECT_EQ(kept({"token_k3 > 0.1"}), (std::vector<uint8_t>{0, 1, 1}));
   EXPECT_EQ(kept({"token_k1 < -0.45"}), (std::vector<uint8_t>{0, 1, 1}));
-  EXPECT_EQ(kept({"token_k2 > 0.06", "token_k2 < 0.05"}), kNone);
+  EXPECT_EQ(kept({"token_k2 > 0.06", "token_k1 < -0.25"}), kNone);
   EXPECT_EQ(kept({"seq_mean_k3 > 0.0968"}), kNone);
   EXPECT_EQ(kept({"seq_mean_k3 > 0.09681"}), kAll);
   EXPECT_EQ(kept({"seq_max_k3 > 0.1487"}), kNone);
