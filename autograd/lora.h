@@ -30,7 +30,7 @@ enum class Adapters : uint8_t { kOn, kOff };
 // The weight w [N, K] of a linear layer with the columns [N, P] of its adapter, s B, behind: a
 // tensor, or a frozen one in 8 or 4 bits, of which each use makes a tensor.
 struct LayerWeight {
-  Variable leaf;                       // of `quantized` the shape alone
+  Variable leaf;                       // the shape alone if `quantized` is defined
   kernels::QuantizedWeight quantized;  // undefined: the leaf has the values
   Tensor adapter;                      // s B beside `quantized`, if there is an adapter
 

@@ -323,6 +323,27 @@ HostGradients host_gradients(const TokenLogProbs& now, const PolicyLossInputs& i
   return out;
 }
 
+// The means of ratios and masks of sequences; undefined if the loss has neither.
+Tensor sequence_means(const Variable& hidden, const HeadWeights& head, const Tensor& targets,
+                      const PolicyLossInputs& inputs, const kernels::PolicyLossDesc& loss_desc,
+                      const kernels::HeadDesc& desc) {
+  if (!loss_desc.needs_sequences()) return {};
+  const bool needs_logprobs = loss_desc.needs_sequence_ratios() && !inputs.on_policy;
+  Tensor means = Tensor::empty({hidden.value().rows(), kernels::PolicySequenceMeans::kSize},
+                               DType::kF64, hidden.value().device());
+  kernels::policy_sequence_means(
+      {.means = means,
+       .logprob = needs_logprobs ? log_probs_of(hidden, head, targets, desc).logprob.value()
+                                 : inputs.old_logprob,
+       .old_logprob = inputs.old_logprob,
+       .sampling_logprob = inputs.sampling_logprob,
+       .advantage = inputs.advantage,
+       .weight = inputs.weight,
+       .segments = inputs.segments,
+       .desc = loss_desc});
+  return means;
+}
+
 }  // namespace
 
 void backward(HeadLoss loss) {
@@ -349,21 +370,7 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
   const Device device = hidden.value().device();
   const int64_t tokens = hidden.value().rows();
   Tensor terms = Tensor::empty({tokens, 1 + kernels::PolicyLossStats::kSize}, DType::kF64, device);
-  Tensor means;
-  const bool needs_logprobs = loss_desc.needs_sequence_ratios() && !inputs.on_policy;
-  if (loss_desc.needs_sequences()) {
-    means = Tensor::empty({tokens, kernels::PolicySequenceMeans::kSize}, DType::kF64, device);
-    kernels::policy_sequence_means(
-        {.means = means,
-         .logprob = needs_logprobs ? log_probs_of(hidden, head, targets, desc).logprob.value()
-                                   : inputs.old_logprob,
-         .old_logprob = inputs.old_logprob,
-         .sampling_logprob = inputs.sampling_logprob,
-         .advantage = inputs.advantage,
-         .weight = inputs.weight,
-         .segments = inputs.segments,
-         .desc = loss_desc});
-  }
+  const Tensor means = sequence_means(hidden, head, targets, inputs, loss_desc, desc);
   HostGradients host;
   if (inputs.host_loss != nullptr)
     host = host_gradients(log_probs_of(hidden, head, targets, desc), inputs, loss_desc.beta);

@@ -62,7 +62,7 @@ def check(cohort, config, gpu):
 
 def training(rows, gpu):
     """"8,192 block, bf16, host": tokens of a micro batch, recomputation, moments of AdamW, its place, or lora where only
-    adapters train; a dash: it does not fit."""
+    adapters train, with the base's format; a dash: it does not fit."""
     verdict = rows[f"runs on {gpu}"]
     if not (tokens := re.search(r"micro_batch_tokens\W+(\d+)", verdict)):
         return "-"
@@ -72,6 +72,7 @@ def training(rows, gpu):
     notes = [", bf16"] if re.search(r"moments\W+bf16", verdict) else []
     notes += [", host"] if re.search(r"place\W+(host|auto)", verdict) else []
     notes += [", lora"] if "lora.rank" in verdict else []
+    notes += [f", {base[1]}"] if (base := re.search(r"precision\.base=(\w+)", verdict)) else []
     return " ".join(words) + "".join(notes)
 
 

@@ -31,6 +31,7 @@ ModelConfig planned_model(const TrainConfig& config, const StagePreview& stage) 
   ModelConfig model = stage.model;
   model.recompute = config.model.recompute;
   model.lora = config.model.lora;
+  model.precision = config.model.precision;
   return model;
 }
 
@@ -144,6 +145,8 @@ std::string changes_between(const TrainConfig& given, const TrainConfig& planned
   std::string out = str("micro_batch_tokens=", planned.batch.micro_batch());
   if (planned.model.lora.rank != given.model.lora.rank)
     out = str("lora.rank=", planned.model.lora.rank, " ", out);
+  if (planned.model.precision.base != given.model.precision.base)
+    out = str("precision.base=", entry_of(kBaseNames, planned.model.precision.base).name, " ", out);
   if (planned.model.recompute != given.model.recompute)
     out += str(" model.recompute=",
                kRecomputeNames[static_cast<size_t>(planned.model.recompute)].name);
@@ -283,6 +286,11 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
     tried.model.lora.rank = kSuggestedRank;
     any = fits(tried);
   }
+  for (const auto base : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kNf4})
+    if (!any && !config.model.precision.is_quantized() && !stage.model.is_encoder()) {
+      tried.model.precision.base = base;
+      any = fits(tried);
+    }
   if (any)
     plan.changes = changes_between(config, plan.config);
   else

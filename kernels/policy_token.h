@@ -288,7 +288,7 @@ T* data_or_null(Tensor tensor) {
 // Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
   double tokens = 0, to_old = 0, to_sampling = 0;
-  double clipped = 0, with_advantage = 0;  // of tokens with an advantage
+  double clipped = 0, with_advantage = 0;  // only tokens with an advantage count
 };
 
 // The tensors of policy_sequence_means() as pointers.

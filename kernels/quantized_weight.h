@@ -69,8 +69,7 @@ QuantizedWeight quantize_weight(const Tensor& x, WeightFormat format);
 // "dynamic map" (Dettmers 2016, arXiv 1511.04561). Its mean is torch's, whose sum in f32 has
 // another order than ours in f64: the last bit may differ.
 void double_quantize(std::span<float> scales);
-// What double_quantize() makes of scales that are stored as bytes: table[byte] * scale of its block
-// + offset.
+// Writes the scales that are stored as bytes in blocks: table[byte] * the block's number + offset.
 void expand_scales(std::span<float> out, std::span<const uint8_t> bytes,
                    std::span<const float> table, std::span<const float> blocks, int64_t block,
                    float offset);

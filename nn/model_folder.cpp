@@ -32,7 +32,7 @@ struct StoredTensor {
     for (const NamedParameter* p : parameters) n += p->value.shape()[0];
     return n;
   }
-  // Of the parameters' rows one below the other.
+  // The shape of the parameters' rows, one below the other.
   Shape weight_shape() const {
     Shape shape = parameters[0]->value.shape();
     shape[0] = rows();
@@ -189,19 +189,86 @@ void put(const StoredTensor& stored, const kernels::QuantizedWeight& w) {
   }
 }
 
-// Quantises a stored tensor of numbers.
-void quantize(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name,
-              kernels::WeightFormat format) {
-  Tensor numbers = Tensor::empty(file.shape(name), DType::kF32);
-  file.read_rows(name, 0, numbers);
-  if (stored.layout == TensorRule::Layout::kTransposed)
-    numbers = numbers.transpose(0, 1).contiguous();
-  const float* const x = numbers.data<float>();
-  if (!std::all_of(x, x + numbers.numel(), [](float v) { return std::isfinite(v); }))
-    throw InputError(str(name, " has a number that is not finite, which precision.base: ",
-                         entry_of(kBaseNames, format).name, " cannot hold"));
-  put(stored, kernels::quantize_weight(numbers, format));
-}
+// Reads the weights of a folder into a model, and remembers how they change.
+class WeightReader {
+ public:
+  WeightReader(const Transformer& model, const SafetensorsFolder& folder,
+               std::set<std::string>& used)
+      : folder_(folder),
+        used_(used),
+        format_(model.config().precision.base),
+        found_(model.config().stored_format),
+        dtype_(model.dtype()) {
+    if (format_ == WeightFormat::kModel || found_ == WeightFormat::kModel ||
+        (format_ == WeightFormat::kInt8) == (found_ == WeightFormat::kInt8))
+      return;
+    const char* const found = entry_of(kBaseNames, found_).name;
+    throw InputError(str("precision.base: ", name_of_base(), " would round weights again that ",
+                         folder.path(), " has in ", found, "; hint: precision.base=", found,
+                         ", or bf16"));
+  }
+  void read(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name) {
+    const bool in_base = stored.parameters[0]->quantized.defined();
+    if (const kernels::QuantizedWeight w =
+            read_quantized(folder_, name, stored.weight_shape(), used_);
+        w.defined()) {
+      put(stored, w);
+      expanded_ |= !in_base;
+      return;
+    }
+    check(stored, file, name);
+    if (in_base) return quantize(stored, file, name);
+    if (loses_bits(file.stored_dtype(name), dtype_)) rounded_ = file.stored_dtype(name);
+    load(stored, file, name);
+  }
+  void log_changes() const {
+    if (expanded_)
+      logging::info("the weights of ", folder_.path(),
+                    " are in 8 or 4 bits and are expanded; precision.base keeps them so");
+    if (!rounded_.empty())
+      logging::info("the weights of ", folder_.path(), " are ", rounded_, " and are rounded to ",
+                    dtype_name(dtype_));
+  }
+
+ private:
+  using WeightFormat = kernels::WeightFormat;
+
+  const char* name_of_base() const { return entry_of(kBaseNames, format_).name; }
+  void check(const StoredTensor& stored, const SafetensorsFile& file,
+             const std::string& name) const {
+    if (file.shape(name) != stored.shape())
+      throw InputError(str(folder_.path(), ": ", name, ": expected shape ", stored.shape().str(),
+                           ", found ", file.shape(name).str()));
+    if (!is_float(file.dtype(name)))
+      throw InputError(str(folder_.path(), ": ", name, ": expected floating point numbers, found ",
+                           file.stored_dtype(name)));
+  }
+  void quantize(const StoredTensor& stored, const SafetensorsFile& file,
+                const std::string& name) const {
+    if (found_ != WeightFormat::kModel)
+      throw InputError(str(folder_.path(), ": ", name, " is ", file.stored_dtype(name),
+                           " among weights in 8 or 4 bits, and precision.base: ", name_of_base(),
+                           " would round it; hint: precision.base=bf16, which expands the others"));
+    Tensor numbers = Tensor::empty(file.shape(name), DType::kF32);
+    file.read_rows(name, 0, numbers);
+    if (stored.layout == TensorRule::Layout::kTransposed)
+      numbers = numbers.transpose(0, 1).contiguous();
+    const float* const x = numbers.data<float>();
+    if (!std::all_of(x, x + numbers.numel(), [](float v) { return std::isfinite(v); }))
+      throw InputError(str(folder_.path(), ": ", name,
+                           " has a number that is not finite, which precision.base: ",
+                           name_of_base(), " cannot hold"));
+    put(stored, kernels::quantize_weight(numbers, format_));
+  }
+
+  const SafetensorsFolder& folder_;
+  std::set<std::string>& used_;
+  const WeightFormat format_;  // the base of the model
+  const WeightFormat found_;   // in the folder
+  DType dtype_;
+  bool expanded_ = false;
+  std::string rounded_;  // the dtype of some weights that are rounded
+};
 
 // The stored tensor, contiguous, on the host unless it is a single unchanged parameter.
 Tensor assemble(const StoredTensor& stored) {
@@ -357,16 +424,8 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
       model.config().file.is_null() && folder.find(model.parameters()[0].name) != nullptr;
   const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());
   std::set<std::string> used;
-  using kernels::WeightFormat;
-  const WeightFormat format = model.config().precision.base, found = model.config().stored_format;
-  if (format != WeightFormat::kModel && found != WeightFormat::kModel &&
-      (format == WeightFormat::kInt8) != (found == WeightFormat::kInt8))
-    throw InputError(str("precision.base: ", entry_of(kBaseNames, format).name,
-                         " would round weights again that ", folder.path(), " has in ",
-                         entry_of(kBaseNames, found).name,
-                         "; hint: precision.base=", entry_of(kBaseNames, found).name, ", or bf16"));
-  std::string rounded, fresh, others;
-  bool expanded = false;
+  WeightReader reader(model, folder, used);
+  std::string fresh, others;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const auto [file, name] = find_weight(folder, stored.name);
     const std::string& ours = stored.parameters[0]->name;
@@ -379,34 +438,8 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
     if (file == nullptr)
       throw InputError(str(folder.path(), ": there is no tensor '", stored.name,
                            "'; hint: do config.json and the file belong together?"));
-    const bool in_base = stored.parameters[0]->quantized.defined();
-    if (const kernels::QuantizedWeight w =
-            read_quantized(folder, name, stored.weight_shape(), used);
-        w.defined()) {
-      put(stored, w);
-      used.insert(name);
-      expanded |= !in_base;
-      continue;
-    }
-    if (file->shape(name) != stored.shape())
-      throw InputError(str(folder.path(), ": ", name, ": expected shape ", stored.shape().str(),
-                           ", found ", file->shape(name).str()));
-    if (!is_float(file->dtype(name)))
-      throw InputError(str(folder.path(), ": ", name, ": expected floating point numbers, found ",
-                           file->stored_dtype(name)));
-    if (!in_base && loses_bits(file->stored_dtype(name), model.dtype()))
-      rounded = file->stored_dtype(name);
+    reader.read(stored, *file, name);
     used.insert(name);
-    if (!in_base) {
-      load(stored, *file, name);
-      continue;
-    }
-    if (found != WeightFormat::kModel)
-      throw InputError(str(
-          folder.path(), ": ", name, " is ", file->stored_dtype(name),
-          " among weights in 8 or 4 bits, and precision.base: ", entry_of(kBaseNames, format).name,
-          " would round it; hint: precision.base=bf16, which expands the others"));
-    with_path(folder.path(), [&] { quantize(stored, *file, name, format); });
   }
   for (const std::string& name : folder.names()) {
     if (used.contains(name) || is_derived(name, model.config())) continue;
@@ -422,12 +455,7 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
   if (!fresh.empty())
     logging::info("the head is new, and ", folder.path(), " does not give it: ", fresh);
-  if (expanded)
-    logging::info("the weights of ", folder.path(),
-                  " are in 8 or 4 bits and are expanded; precision.base keeps them so");
-  if (!rounded.empty())
-    logging::info("the weights of ", folder.path(), " are ", rounded, " and are rounded to ",
-                  dtype_name(model.dtype()));
+  reader.log_changes();
   model.update_derived();
 }
 

@@ -40,7 +40,7 @@ struct ParameterSpec {
   // Rows in memory if there are more than in `shape`. Those are padding (Tensor::with_padding()):
   // zeros with a gradient of zero that no parameter, count, flat index or file includes.
   int64_t leaf_rows = 0;
-  // Of a frozen matrix in 8 or 4 bits there is no tensor, but the shape of one.
+  // A frozen matrix in 8 or 4 bits has no tensor, but the shape of one.
   kernels::WeightFormat format = kernels::WeightFormat::kModel;
   // Columns behind each row of a frozen matrix, which are padding as well: its adapter's s B.
   int64_t padding = 0;

@@ -264,12 +264,6 @@ void GrpoConfig::validate() const {
         "delta: bounds the ratio where A < 0, and so does dual_clip; hint: leave one of them out");
   if (dual_clip && *dual_clip <= 1)
     throw InputError(str("dual_clip: expected a number above 1, got ", *dual_clip));
-  const kernels::PolicyLossDesc desc = loss_desc();
-  if (desc.importance_min > 1 || desc.importance_max < 1)
-    throw InputError(
-        str("importance_min, importance_max: expected bounds around 1, the weight of "
-            "a token drawn from the policy itself, got ",
-            desc.importance_min, " and ", desc.importance_max));
   if (kl_target && beta == 0)
     throw InputError(
         "kl_target: adapts beta, which is 0; hint: beta=0.05, the value to start from");
@@ -278,14 +272,7 @@ void GrpoConfig::validate() const {
         "kl_in: the KL is subtracted from the sum of the rewards, which "
         "multi_objective_aggregation: normalize_then_sum does not use; hint: kl_in=loss");
   validate_reference();
-  for (const std::string& rule : rejection) parse_rejection(rule);
-  if (penalizes_rewards() && covariance != Covariance::kNone)
-    throw InputError(
-        "covariance: goes by the advantages at packing, from which kl_in: reward has yet to "
-        "subtract the KL; hint: kl_in=loss, or leave covariance out");
-  if (entropy_target && entropy_coef > 1)
-    throw InputError(
-        str("entropy_coef: with entropy_target it stays from 0 to 1, got ", entropy_coef));
+  validate_corrections();
   if (penalizes_rewards() && kl_unbiased)
     throw InputError("kl_unbiased: the gradient of a KL in the loss; hint: kl_in=loss");
   if (baseline != Baseline::kGroup && dynamic_sampling_rounds > 0)
@@ -312,6 +299,23 @@ void GrpoConfig::validate() const {
   if (delta && *delta <= 1 + high)
     throw InputError(str("delta: expected a number above 1 + epsilon_high = ", 1 + high, ", got ",
                          *delta, "; hint: a larger delta, or a smaller epsilon_high"));
+}
+
+void GrpoConfig::validate_corrections() const {
+  const kernels::PolicyLossDesc desc = loss_desc();
+  if (desc.importance_min > 1 || desc.importance_max < 1)
+    throw InputError(
+        str("importance_min, importance_max: expected bounds around 1, the weight of "
+            "a token drawn from the policy itself, got ",
+            desc.importance_min, " and ", desc.importance_max));
+  for (const std::string& rule : rejection) parse_rejection(rule);
+  if (penalizes_rewards() && covariance != Covariance::kNone)
+    throw InputError(
+        "covariance: goes by the advantages at packing, from which kl_in: reward has yet to "
+        "subtract the KL; hint: kl_in=loss, or leave covariance out");
+  if (entropy_target && entropy_coef > 1)
+    throw InputError(
+        str("entropy_coef: with entropy_target it stays from 0 to 1, got ", entropy_coef));
 }
 
 void GrpoConfig::validate_functions() const {

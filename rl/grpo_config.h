@@ -272,6 +272,7 @@ struct GrpoConfig {
  private:
   void validate_reference() const;
   void validate_functions() const;
+  void validate_corrections() const;
   // Warnings of keys of what functions or a teacher are in place of.
   std::vector<std::string> unused_keys(bool rewarded) const;
   // Warnings of keys of the KL. `with_preset`: what the preset sets.

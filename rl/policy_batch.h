@@ -24,7 +24,8 @@ struct PolicySequence : TokenSequence {
   // (empty: old_logprob), and 0 if it has no surrogate (empty: all have one).
   std::vector<double> sampling_logprob = {};
   std::vector<uint8_t> surrogate_mask = {};
-  std::vector<double> old_distance_coef = {};  // of the policy loss; or empty: 0
+  // Coefficients as in the policy loss; empty: 0.
+  std::vector<double> old_distance_coef = {};
   // The reference reads this in place of the tokens before the first target; empty: the same.
   std::vector<int32_t> reference_prompt = {};
 };

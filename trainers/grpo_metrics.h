@@ -52,7 +52,7 @@ struct UpdateSums {
   double clipped = 0;               // updates whose gradient exceeded max_grad_norm
   double ratio_deviation = 0;  // max |ratio - 1| before the first update, before it was corrected
   RankLoad load;               // the sum over the updates
-  double tokens = 0, masked = 0;  // sums of those of PolicyUpdate
+  double tokens = 0, masked = 0;  // sums over the fields of PolicyUpdate
   Moments step_kl;                // KL(old policy, new policy), over this rank's measured tokens
   void add(const Learner::Update& update);
 };

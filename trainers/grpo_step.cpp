@@ -398,10 +398,6 @@ GrpoStepResult grpo_step(const GrpoStep& in) {
           std::ranges::fill(s.advantage, advantages[static_cast<size_t>(s.index)]);
     }
     updates = update_policy(in.comm, in.learner, minibatches, config, in.learning_rate, context);
-    for (const PolicyUpdate& update : minibatches) {
-      updates.tokens += update.tokens;
-      updates.masked += update.masked;
-    }
   }
   const double update_time = clock.lap("update");
   if (in.journal != nullptr) in.journal->end(in, groups);
@@ -498,6 +494,10 @@ UpdateSums update_policy(Communicator& comm, Learner& learner,
                          std::vector<PolicyUpdate>& minibatches, const GrpoSections& config,
                          double learning_rate, const UpdateContext& context) {
   UpdateSums sums;
+  for (const PolicyUpdate& update : minibatches) {
+    sums.tokens += update.tokens;
+    sums.masked += update.masked;
+  }
   const auto correct_log_probs = [&](double deviation) {
     reduce_in_place(comm, {&deviation}, Reduce::kMax);
     if (deviation == 0) return;

@@ -99,8 +99,9 @@ void shuffle_advantages(std::span<double> advantages, uint64_t seed, int64_t ste
 struct PolicyUpdate {
   std::vector<PolicySequence> sequences;
   RankLoad load;
-  double tokens = 0, masked = 0;  // of this rank's samples: in the loss; without a surrogate
-  PackPolicyDesc desc;            // how `batches` are packed; no micro_batch_tokens: they are not
+  // Tokens that this rank has sampled: those in the loss, and of them those without a surrogate.
+  double tokens = 0, masked = 0;
+  PackPolicyDesc desc;  // how `batches` are packed; no micro_batch_tokens: they are not
   Minibatch batches;
   // Packs the sequences into micro batches of at most `tokens` tokens, unless they are already.
   void pack(int64_t tokens, const Transformer& model);

@@ -235,6 +235,58 @@ double entropy_threshold(Communicator& comm, std::span<const Group> groups,
   return quantile(reduce_over_ranks(comm, entropies), 1 - config.grpo.top_entropy_quantile);
 }
 
+namespace {
+
+// The number of tokens in the loss over all ranks, and means over them. The sums are those over
+// each completion, added by index: equal for any number of ranks.
+struct TokenMeans {
+  double count = 0, advantage = 0, logprob = 0;
+};
+TokenMeans token_means(Communicator& comm, std::span<const PolicySequence> sequences,
+                       int64_t completions) {
+  std::vector<std::vector<double>> sums(static_cast<size_t>(completions));
+  for (const PolicySequence& s : sequences)
+    for (size_t t = 1; t < s.tokens.size(); ++t) {
+      if (!s.loss_mask[t]) continue;
+      std::vector<double>& own = sums[static_cast<size_t>(s.index)];
+      own.resize(3);
+      own[0] += 1;
+      own[1] += s.advantage[t];
+      own[2] += s.old_logprob[t];
+    }
+  TokenMeans out;
+  for (const std::vector<double>& own : gather_numbers(comm, sums)) {
+    if (own.empty()) continue;
+    out.count += own[0];
+    out.advantage += own[1];
+    out.logprob += own[2];
+  }
+  return {out.count, out.advantage / out.count, out.logprob / out.count};
+}
+
+using CandidateKey = std::pair<double, double>;
+
+// The `wanted` least keys of those of all ranks, in any order.
+std::vector<CandidateKey> least_keys(Communicator& comm, std::vector<CandidateKey> keys,
+                                     size_t wanted) {
+  const auto keep = [&] {
+    const size_t kept = std::min(keys.size(), wanted);
+    std::ranges::nth_element(keys, keys.begin() + static_cast<ptrdiff_t>(kept));
+    keys.resize(kept);
+  };
+  keep();
+  std::vector<std::vector<double>> parts(static_cast<size_t>(comm.size()));
+  std::vector<double>& own = parts[static_cast<size_t>(comm.rank())];
+  for (const auto& [first, second] : keys) own.insert(own.end(), {first, second});
+  keys.clear();
+  for (const std::vector<double>& part : gather_numbers(comm, parts))
+    for (size_t i = 0; i < part.size(); i += 2) keys.emplace_back(part[i], part[i + 1]);
+  keep();
+  return keys;
+}
+
+}  // namespace
+
 void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences,
                       const GrpoSections& config, int64_t update) {
   const bool clips = config.grpo.covariance == Covariance::kClip;
@@ -243,57 +295,30 @@ void limit_covariance(Communicator& comm, std::vector<PolicySequence>& sequences
       for (size_t t = 1; t < s.tokens.size(); ++t)
         if (s.loss_mask[t]) fn(s, t);
   };
-  // Sums over each completion, added by index: equal for any number of ranks.
-  using Sums = std::vector<double>;
-  std::vector<Sums> sums(static_cast<size_t>(config.batch.completions_per_step()));
-  for_tokens([&](const PolicySequence& s, size_t t) {
-    Sums& own = sums[static_cast<size_t>(s.index)];
-    own.resize(3);
-    own[0] += 1;
-    own[1] += s.advantage[t];
-    own[2] += s.old_logprob[t];
-  });
-  double count = 0, advantage = 0, logprob = 0;
-  for (const Sums& own : gather_numbers(comm, sums)) {
-    if (own.empty()) continue;
-    count += own[0];
-    advantage += own[1];
-    logprob += own[2];
-  }
+  const TokenMeans means = token_means(comm, sequences, config.batch.completions_per_step());
   // Calls fn(sequence, token, key) for the candidates, of which those with the least keys are
   // taken: the negative covariance of kl, then a draw by the sequence's index.
-  using Key = std::pair<double, double>;
   const auto for_candidates = [&](const auto& fn) {
     for_tokens([&](PolicySequence& s, size_t t) {
       const double covariance =
-          (s.advantage[t] - advantage / count) * (s.old_logprob[t] - logprob / count);
+          (s.advantage[t] - means.advantage) * (s.old_logprob[t] - means.logprob);
       const bool is_masked = !s.surrogate_mask.empty() && !s.surrogate_mask[t];
       if (is_masked || (clips && !(covariance > 1 && covariance < 5))) return;
       Rng rng(config.seed, rng_stream(kCovariancePurpose, static_cast<uint64_t>(update),
                                       static_cast<uint64_t>(s.index) << 32 | t));
-      fn(s, t, Key{clips ? 0 : -covariance, static_cast<double>(rng.below(int64_t{1} << 52))});
+      fn(s, t,
+         CandidateKey{clips ? 0 : -covariance, static_cast<double>(rng.below(int64_t{1} << 52))});
     });
   };
-  const auto wanted = static_cast<size_t>(std::max(1.0, config.grpo.covariance_fraction * count));
-  const auto keep_least = [&](std::vector<Key>& keys) {
-    const size_t kept = std::min(keys.size(), wanted);
-    std::ranges::nth_element(keys, keys.begin() + static_cast<ptrdiff_t>(kept));
-    keys.resize(kept);
-  };
-  std::vector<Key> keys;
-  for_candidates([&](const PolicySequence&, size_t, const Key& key) { keys.push_back(key); });
-  keep_least(keys);
-  std::vector<std::vector<double>> parts(static_cast<size_t>(comm.size()));
-  for (const Key& key : keys)
-    parts[static_cast<size_t>(comm.rank())].insert(parts[static_cast<size_t>(comm.rank())].end(),
-                                                   {key.first, key.second});
-  keys.clear();
-  for (const std::vector<double>& part : gather_numbers(comm, parts))
-    for (size_t i = 0; i < part.size(); i += 2) keys.emplace_back(part[i], part[i + 1]);
-  keep_least(keys);
+  std::vector<CandidateKey> keys;
+  for_candidates(
+      [&](const PolicySequence&, size_t, const CandidateKey& key) { keys.push_back(key); });
+  keys =
+      least_keys(comm, std::move(keys),
+                 static_cast<size_t>(std::max(1.0, config.grpo.covariance_fraction * means.count)));
   if (keys.empty()) return;
-  const Key last = *std::ranges::max_element(keys);
-  for_candidates([&](PolicySequence& s, size_t t, const Key& key) {
+  const CandidateKey last = *std::ranges::max_element(keys);
+  for_candidates([&](PolicySequence& s, size_t t, const CandidateKey& key) {
     if (key > last) return;
     s.surrogate_mask.resize(s.tokens.size(), 1);
     s.old_distance_coef.resize(s.tokens.size(), 0);

@@ -1,3 +1,4 @@
+// Dequantisation of weights on the CPU.
 #include "kernels/quantized_weight.h"
 
 #include "kernels/cpu/reduce.h"

@@ -374,8 +374,10 @@ void bind_engine(nb::module_& m) {
            "Frees the cache and returns unused memory to the system; the next call makes it anew.");
 }
 
-Handle load(const std::string& path, const std::string& device, const std::string& dtype,
-            const std::string& base, int64_t context, const std::string& weights) {
+// Makes the model in `self`.
+void load(Handle* self, const std::string& path, const std::string& device,
+          const std::string& dtype, const std::string& base, int64_t context,
+          const std::string& weights) {
   std::optional<kernels::WeightFormat> format;
   for (const auto& [value, name] : kBaseNames)
     if (weights == name) format = value;
@@ -396,7 +398,7 @@ Handle load(const std::string& path, const std::string& device, const std::strin
       return load_model(checkpoint, type, on, base, context, format);
     });
   });
-  return {std::make_shared<SetModel>(path, std::move(loaded))};
+  new (self) Handle(std::make_shared<SetModel>(path, std::move(loaded)));
 }
 
 void bind_weights(nb::class_<Handle>& model) {
@@ -425,15 +427,8 @@ void bind_weights(nb::class_<Handle>& model) {
 void bind_model(nb::module_& m) {
   nb::class_<Handle> model(m, "LoadedModel", "A model, its tokenizer and its folder.");
   model
-      .def(
-          "__init__",
-          [](Handle* self, const std::string& path, const std::string& device,
-             const std::string& dtype, const std::string& base, int64_t context,
-             const std::string& weights) {
-            new (self) Handle(load(path, device, dtype, base, context, weights));
-          },
-          nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"), nb::arg("context"),
-          nb::arg("weights"))
+      .def("__init__", &load, nb::arg("path"), nb::arg("device"), nb::arg("dtype"), nb::arg("base"),
+           nb::arg("context"), nb::arg("weights"))
       .def_prop_ro(
           "folder", [](const Handle& self) { return self->checkpoint; },
           "The folder that the model was read from.")

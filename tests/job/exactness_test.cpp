@@ -39,6 +39,24 @@ class Exactness : public testing::Test {
     model_ = std::make_unique<Transformer>(config_, dtype, 3, device);
   }
 
+  // On bases in 8 and 4 bits, with adapters that have an effect.
+  void expect_equal_logprobs_of_quantized_bases(DType dtype, Device device) {
+    config_.d_model = 128;
+    config_.head_dim = 32;
+    config_.lora.rank = 4;
+    config_.resolve();
+    for (const auto base : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kNf4}) {
+      config_.precision.base = base;
+      build(dtype, device);
+      uint64_t seed = 9;
+      for (const NamedParameter& p : model_->parameters())
+        if (p.role == ParameterRole::kAdapter)
+          Tensor(p.value).copy_(random_tensor(p.value.shape(), DType::kF32, ++seed, 0.1).to(dtype));
+      model_->update_derived();
+      expect_equal_logprobs(1);
+    }
+  }
+
   std::vector<Trajectory> sample(double temperature, int64_t max_concurrent = 256) const {
     Engine engine(*model_, {.max_concurrent = max_concurrent});
     return Sampler(engine, *tokenizer_, sampling(temperature))
@@ -107,6 +125,10 @@ TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
   expect_equal_logprobs(1);
 }
 
+TEST_F(Exactness, SamplerLogProbsOfQuantizedBasesEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs_of_quantized_bases(DType::kF32, {});
+}
+
 TEST_F(Exactness, SamplerLogProbsEqualAnyPackedForwardToTheBitAtOtherTemperatures) {
   expect_equal_logprobs(0.7);
   // The temperature is part of the distribution: without it the log-probs differ.
@@ -139,6 +161,10 @@ class CudaExactness : public Exactness, public testing::WithParamInterface<DType
 TEST_P(CudaExactness, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
   expect_equal_logprobs(1);
   expect_equal_logprobs(0.7);
+}
+
+TEST_P(CudaExactness, SamplerLogProbsOfQuantizedBasesEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs_of_quantized_bases(GetParam(), model_->device());
 }
 
 TEST_P(CudaExactness, SamplesDoNotDependOnConcurrency) {
