@@ -97,8 +97,17 @@ TEST_F(CheckGpu, SuggestsAdaptersWhereTheWholeModelDoesNotFit) {
   EXPECT_NE(inference(output.out), inference(again.out));
 }
 
+TEST_F(CheckGpu, SuggestsABaseInFewerBitsWhereAdaptersAloneDoNotHelp) {
+  std::vector<std::string> given = big({"model.d_model=6400", "model.num_heads=50"});
+  const Output output = check("rtx4090", given);
+  EXPECT_EQ(output.code, 2);
+  expect_part(output.out, "not as configured; with precision.base=int8 lora.rank=16");
+  given.insert(given.end(), {"lora.rank=16", "precision.base=int8"});
+  EXPECT_EQ(check("rtx4090", given).code, 0);
+}
+
 TEST_F(CheckGpu, SaysThatABigModelDoesNotFit) {
-  const Output output = check("rtx4090", big({"model.d_model=6400", "model.num_heads=50"}));
+  const Output output = check("rtx4090", big({"model.d_model=16384", "model.num_heads=128"}));
   EXPECT_EQ(output.code, 2);
   expect_part(output.out, "runs on rtx4090              no\n");
   expect_part(output.out, "inference on rtx4090         no: the weights take ");
