@@ -9,6 +9,7 @@
 #include "data/safetensors.h"
 #include "job/checkpoint.h"
 #include "nn/memory.h"
+#include "nn/quantized_folder.h"
 #include "text/chat.h"
 #include "text/utf8.h"
 
@@ -108,7 +109,7 @@ void print_tokenizer(const std::string& dir) {
 void describe(ModelConfig config, const std::string& dir, const std::string& weights,
               const std::string& tokenizer, const InspectOptions& options) {
   config.precision = load_precision(dir);
-  if (!config.precision.is_quantized()) config.precision.base = config.stored_format;
+  if (!config.precision.is_quantized()) config.precision.base = whole_format(weights, config);
   if (options.compute.weights) config.precision.base = *options.compute.weights;
   check_precision(config, options.compute.dtype, dir + "/" + kPrecisionFile);
   config.check_device(device_named(options.compute.device, "--device"), options.compute.dtype);

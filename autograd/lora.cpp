@@ -74,18 +74,28 @@ Tensor LayerWeight::adapter_columns() const {
   return all.narrow(1, columns, all.dim(1) - columns);
 }
 
-// The weight is made before the tail of x is written, which must be by the kernel before the GEMM.
+Tensor LayerWeight::for_rows(int64_t rows, bool with_bias) const {
+  const int64_t tail = adapter.defined() ? adapter.dim(1) : 0;
+  const bool is_read =
+      is_quantized() &&
+      kernels::reads_quantized(rows, quantized, leaf.value().dtype(), tail, with_bias);
+  return is_read ? Tensor() : with_adapter();
+}
+
 Variable lora_linear(const Variable& x, const LayerWeight& w, const Variable& bias,
                      const Lora& lora, Adapters adapters) {
   COHORT_CHECK(!w.leaf.requires_grad() && !bias.requires_grad(),
                "[lora] expected a frozen weight and bias");
   const Lora used = adapters == Adapters::kOn ? lora : Lora();
   const Variable inputs[] = {x, used.a, used.b};
-  const Tensor weight = w.with_adapter();
+  const Tensor weight = w.for_rows(x.value().rows(), bias.defined());
   const LoraInputs in = lora_inputs(x.value(), lora, adapters, needs_gradient(inputs));
-  Tensor y = empty_rows(x.value(), weight.dim(0));
-  kernels::linear_forward(
-      {.y = y, .x = in.xh, .w = weight, .bias = bias.value(), .tail = lora.columns()});
+  Tensor y = empty_rows(x.value(), w.leaf.shape()[0]);
+  if (weight.defined())
+    kernels::linear_forward(
+        {.y = y, .x = in.xh, .w = weight, .bias = bias.value(), .tail = lora.columns()});
+  else
+    kernels::quantized_linear({y, in.xh, w.quantized, w.adapter, bias.value()});
   return make_node("lora_linear", y, inputs,
                    [x = SavedTensor(x), w, adapter = LoraBackward{used, in.h, w.adapter_columns()}](
                        const Tensor& dy, Gradients& g) {

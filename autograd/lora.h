@@ -43,6 +43,10 @@ struct LayerWeight {
   Tensor with_adapter() const;
   // s B [N, P]; columns of a wider matrix unless the weight is quantised.
   Tensor adapter_columns() const;
+  // with_adapter(), for a GEMM of so many rows of x; undefined if quantized_linear() reads the
+  // weight as it is. To be called before the tail of x is written, which must be by the kernel
+  // right before the GEMM.
+  Tensor for_rows(int64_t rows, bool with_bias) const;
 };
 
 // The input of a linear layer: [x | h], or x alone if there is no adapter; and h again, contiguous

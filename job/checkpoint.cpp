@@ -12,6 +12,7 @@
 #include "data/chat_examples.h"
 #include "data/class_examples.h"
 #include "job/resources.h"
+#include "nn/quantized_folder.h"
 
 namespace cohort {
 namespace {
@@ -520,7 +521,7 @@ ModelDescription describe_model(const std::string& checkpoint, const std::string
   saved.config = load_config(weights);
   saved.config.precision = load_precision(checkpoint);
   if (!saved.config.precision.is_quantized())
-    saved.config.precision.base = saved.config.stored_format;
+    saved.config.precision.base = whole_format(weights, saved.config);
   saved.tokenizer = saved.config.has_images() && !has_tokenizer(checkpoint)
                         ? make_tokenizer(new_image_files(saved.config.image_size), checkpoint)
                         : load_tokenizer(has_tokenizer(checkpoint) ? checkpoint : weights);
@@ -541,7 +542,12 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
                        const std::string& base, int64_t context,
                        std::optional<kernels::WeightFormat> format) {
   ModelDescription saved = describe_model(checkpoint, base);
-  if (format) saved.config.precision.base = *format;
+  if (format) {
+    const PrecisionConfig trained = load_precision(checkpoint);
+    saved.config.precision.base = *format;
+    if (trained.is_quantized() && *format != trained.base)
+      logging::warn(precision_change(saved.config.precision, trained, checkpoint));
+  }
   ModelConfig wanted;
   wanted.context = context;
   wanted.dropout = saved.config.dropout;
@@ -553,7 +559,7 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   else
     check_compatible(wanted, {}, saved.config, *saved.tokenizer, checkpoint);
   apply_run_options(wanted, saved.config);
-  check_precision(saved.config, dtype, checkpoint + "/" + kPrecisionFile);
+  check_precision(saved.config, dtype, format ? "--weights" : checkpoint + "/" + kPrecisionFile);
   if (!saved.base.fingerprint.empty()) verify_base(saved.base, checkpoint);
   return load_saved(checkpoint, std::move(saved), dtype, device);
 }

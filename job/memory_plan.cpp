@@ -287,7 +287,9 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
     any = fits(tried);
   }
   for (const auto base : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kNf4})
-    if (!any && !config.model.precision.is_quantized() && !stage.model.is_encoder()) {
+    if (const auto found = stage.model.stored_format;
+        !any && !config.model.precision.is_quantized() && !stage.model.is_encoder() &&
+        (found == kernels::WeightFormat::kModel || found == base)) {
       tried.model.precision.base = base;
       any = fits(tried);
     }

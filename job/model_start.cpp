@@ -97,7 +97,8 @@ void note_base(const AdapterBase& base) {
 
 // Says that the model of `start`, the folder of init_from, was trained with another precision.
 void note_precision(const PrecisionConfig& asked, const std::string& start) {
-  const PrecisionConfig saved = start.empty() ? asked : load_precision(start);
+  PrecisionConfig saved = start.empty() ? asked : load_precision(start);
+  if (!start.empty() && !is_adapter_folder(start)) saved.base = asked.base;  // it has no base
   const std::string change = precision_change(asked, saved, start);
   if (change.empty()) return;
   // More rounding is what the run asks for; less may be a key that was forgotten.

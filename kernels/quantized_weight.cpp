@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/dry_run.h"
 #include "core/with_cuda.h"
 #include "kernels/arguments.h"
 #include "kernels/cpu/reduce.h"
@@ -160,6 +161,26 @@ void dequantize_weight(const DequantizeWeight& args) {
   check_tensor(w.scales, {n, ceil_div(k, w.group())}, DType::kF32, "dequantize_weight", "scales",
                args.y.device());
   on_device<cpu::dequantize_weight, cuda::dequantize_weight>(args.y.device(), args);
+}
+
+void quantized_linear(const QuantizedLinear& args) {
+  const auto& [y, x, w, adapter, bias] = args;
+  const int64_t tail = adapter.defined() ? adapter.dim(1) : 0;
+  ArgumentCheck check("quantized_linear");
+  check.bind("K", w.columns + tail);
+  check.bind("N", w.values.dim(0));
+  check("strided [..., K] x; strided [..., N] y; [N, P] adapter?; [N] bias?", x, y, adapter, bias);
+  COHORT_CHECK(reads_quantized(x.rows(), w, x.dtype(), tail, bias.defined()),
+               "[quantized_linear] unsupported sizes: ", x.str(), " times ", w.values.str());
+  if constexpr (kWithCuda) cuda::quantized_linear(args);
+}
+
+bool reads_quantized(int64_t rows, const QuantizedWeight& w, DType dtype, int64_t tail,
+                     bool with_bias) {
+  if constexpr (kWithCuda)
+    return w.values.device().is_cuda() && dtype == DType::kBF16 && !is_dry_run() &&
+           cuda::reads_quantized(rows, w, tail, with_bias);
+  return false;
 }
 
 }  // namespace cohort::kernels

@@ -66,8 +66,8 @@ struct QuantizedWeight {
 QuantizedWeight quantize_weight(const Tensor& x, WeightFormat format);
 
 // Rounds f32 scales to bytes and back, as bitsandbytes does: in blocks of 256, and with its 8-bit
-// "dynamic map" (Dettmers 2016, arXiv 1511.04561). Its mean is torch's, whose sum in f32 has
-// another order than ours in f64: the last bit may differ.
+// "dynamic map" (Dettmers 2016, arXiv 1511.04561). The mean is summed in f64; bitsandbytes' is a
+// sum in f32, after which a scale between two bytes may get the other one.
 void double_quantize(std::span<float> scales);
 // Writes the scales that are stored as bytes in blocks: table[byte] * the block's number + offset.
 void expand_scales(std::span<float> out, std::span<const uint8_t> bytes,
@@ -79,6 +79,25 @@ struct DequantizeWeight {
   const QuantizedWeight& w;
 };
 COHORT_KERNEL(void dequantize_weight(const DequantizeWeight& args));
+
+// y = [x | h] [w | s B]^T + bias of few rows, in bf16 on a GPU, with the bits of linear_forward()
+// on the dequantised weight, which is not written. Only if reads_quantized().
+struct QuantizedLinear {
+  Tensor& y;        // [T, N]
+  const Tensor& x;  // [T, K + P]; both may be columns of a wider matrix
+  const QuantizedWeight& w;
+  const Tensor& adapter;  // s B [N, P]; undefined: P is 0
+  const Tensor& bias;     // [N]; may be undefined
+};
+void quantized_linear(const QuantizedLinear& args);
+// True if quantized_linear() supports so many rows of a model in `dtype`: on a GPU that accumulates
+// in order, up to 64, with K a multiple of 64 and N of 8.
+bool reads_quantized(int64_t rows, const QuantizedWeight& w, DType dtype, int64_t tail,
+                     bool with_bias);
+namespace cuda {
+void quantized_linear(const QuantizedLinear& args);
+bool reads_quantized(int64_t rows, const QuantizedWeight& w, int64_t tail, bool with_bias);
+}  // namespace cuda
 
 // The weight of an index or integer.
 COHORT_HD inline float weight_value(float value, float scale) {

@@ -66,24 +66,36 @@ Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpD
   const Variable inputs[] = {x,         up.weight.leaf, up.bias,     down.weight.leaf, down.bias,
                              up_lora.a, up_lora.b,      down_lora.a, down_lora.b};
   const bool kept = needs_gradient(inputs);
-  Tensor w = up.weight.with_adapter();  // before the tails of x and f are written
-  Tensor u = kept ? empty_rows(x.value(), w.dim(0)) : Tensor();
+  const int64_t rows = x.value().rows(), up_rows = up.weight.leaf.shape()[0];
+  Tensor w = up.weight.for_rows(rows, up.bias.defined());
+  Tensor u = kept || !w.defined() ? empty_rows(x.value(), up_rows) : Tensor();
   Tensor f = empty_rows(x.value(), down.weight.leaf.shape()[1], down.input_padding());
   LoraInputs in = lora_inputs(x.value(), up.lora, desc.adapters, kept);
-  kernels::linear_activation({.y = f,
-                              .x = in.xh,
-                              .w = w,
-                              .bias = up.bias.value(),
-                              .op = desc.activation,
-                              .u = u,
-                              .tail = up.input_padding()});
+  if (w.defined()) {
+    kernels::linear_activation({.y = f,
+                                .x = in.xh,
+                                .w = w,
+                                .bias = up.bias.value(),
+                                .op = desc.activation,
+                                .u = u,
+                                .tail = up.input_padding()});
+  } else {
+    kernels::quantized_linear({u, in.xh, up.weight.quantized, up.weight.adapter, up.bias.value()});
+    Tensor value = f.is_contiguous() ? f : Tensor::empty(f.shape(), f.dtype(), f.device());
+    kernels::activation_forward({.y = value, .u = u, .op = desc.activation});
+    if (!f.is_contiguous()) f.copy_(value);
+  }
   LoraBackward up_adapter{up_lora, in.h, up.weight.adapter_columns()};
   w = {};  // not two of them at a time
-  w = down.weight.with_adapter();
+  w = down.weight.for_rows(rows, down.bias.defined());
   in = lora_inputs(f, down.lora, desc.adapters, kept);
-  Tensor y = empty_rows(x.value(), w.dim(0));
-  kernels::linear_forward(
-      {.y = y, .x = in.xh, .w = w, .bias = down.bias.value(), .tail = down.input_padding()});
+  Tensor y = empty_rows(x.value(), down.weight.leaf.shape()[0]);
+  if (w.defined())
+    kernels::linear_forward(
+        {.y = y, .x = in.xh, .w = w, .bias = down.bias.value(), .tail = down.input_padding()});
+  else
+    kernels::quantized_linear(
+        {y, in.xh, down.weight.quantized, down.weight.adapter, down.bias.value()});
   return make_node("mlp", y, inputs,
                    MlpBackward{.x = SavedTensor(x),
                                .u = u,

@@ -88,7 +88,8 @@ KeptChange kept_change(const Transformer& model, const std::string& type,
   const SafetensorsFolder folder(start, "model");
   for (const TensorSource& weight : weight_sources(model, type)) {
     const auto [file, name] = find_weight(folder, weight.name);
-    if (file == nullptr || file->shape(name) != weight.shape) continue;
+    if (file == nullptr || file->shape(name) != weight.shape || !is_float(file->dtype(name)))
+      continue;
     const Tensor after = weight.make(), before = file->read(name).to(after.dtype());
     out.changed += difference(before, after).first;
     out.kept +=

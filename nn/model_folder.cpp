@@ -198,20 +198,17 @@ class WeightReader {
         used_(used),
         format_(model.config().precision.base),
         found_(model.config().stored_format),
-        dtype_(model.dtype()) {
-    if (format_ == WeightFormat::kModel || found_ == WeightFormat::kModel ||
-        (format_ == WeightFormat::kInt8) == (found_ == WeightFormat::kInt8))
-      return;
-    const char* const found = entry_of(kBaseNames, found_).name;
-    throw InputError(str("precision.base: ", name_of_base(), " would round weights again that ",
-                         folder.path(), " has in ", found, "; hint: precision.base=", found,
-                         ", or bf16"));
-  }
+        dtype_(model.dtype()) {}
   void read(const StoredTensor& stored, const SafetensorsFile& file, const std::string& name) {
     const bool in_base = stored.parameters[0]->quantized.defined();
     if (const kernels::QuantizedWeight w =
             read_quantized(folder_, name, stored.weight_shape(), used_);
         w.defined()) {
+      if (in_base && w.is_nf4() != stored.parameters[0]->quantized.is_nf4())
+        throw InputError(str(folder_.path(), ": ", name, " is in ", w.is_nf4() ? "nf4" : "int8",
+                             ", which precision.base: ", name_of_base(),
+                             " would round again; hint: do config.json and the file belong "
+                             "together?"));
       put(stored, w);
       expanded_ |= !in_base;
       return;
@@ -248,7 +245,8 @@ class WeightReader {
     if (found_ != WeightFormat::kModel)
       throw InputError(str(folder_.path(), ": ", name, " is ", file.stored_dtype(name),
                            " among weights in 8 or 4 bits, and precision.base: ", name_of_base(),
-                           " would round it; hint: precision.base=bf16, which expands the others"));
+                           " would round it; hint: precision.base=bf16, or --weights bf16, which "
+                           "expands the others"));
     Tensor numbers = Tensor::empty(file.shape(name), DType::kF32);
     file.read_rows(name, 0, numbers);
     if (stored.layout == TensorRule::Layout::kTransposed)
@@ -506,8 +504,9 @@ std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer) {
 std::string stored_dtype(const std::string& dir, const std::string& stem) {
   const SafetensorsFolder folder(dir, stem);
   std::set<std::string> found;
-  for (const std::string& name : folder.names())
-    found.insert(folder.find(name)->stored_dtype(name));
+  for (const std::string& name : folder.names())  // without what belongs to quantised weights
+    if (name.find(".weight.") == name.npos && !name.ends_with(".SCB"))
+      found.insert(folder.find(name)->stored_dtype(name));
   std::vector<const char*> all;
   for (const FloatType& type : kFloatTypes)
     if (found.contains(type.stored)) all.push_back(type.torch);

@@ -33,6 +33,14 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
                          "base: ", entry_of(kBaseNames, config.precision.base).name,
                          " is for models that generate text, and the model is an encoder; hint: "
                          "leave it out"));
+  using kernels::WeightFormat;
+  const WeightFormat base = config.precision.base, found = config.stored_format;
+  if (base != WeightFormat::kModel && found != WeightFormat::kModel &&
+      (base == WeightFormat::kInt8) != (found == WeightFormat::kInt8))
+    throw InputError(
+        str(file.empty() ? "precision." : file + ": ", "base: ", entry_of(kBaseNames, base).name,
+            " would round weights again that the model has in ", entry_of(kBaseNames, found).name,
+            "; hint: ", entry_of(kBaseNames, found).name, ", or bf16"));
   if (!config.precision.rounds_keys()) return;
   const auto require = [&](bool ok, const std::string& message) {
     if (ok) return;

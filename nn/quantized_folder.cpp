@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "nn/lora.h"
+#include "nn/model_folder.h"
 #include "text/tokenizers/json_fields.h"
 
 namespace cohort {
@@ -22,6 +24,13 @@ std::string quantization_of(const Json& json) {
   if (bits.is_int()) add(str(bits.as_int(), " bits"));
   if (const std::string* type = json.find_text("bnb_4bit_quant_type")) add(*type);
   return text.empty() ? "a method that it does not name" : text;
+}
+
+constexpr const char* kState = ".quant_state.bitsandbytes__nf4";
+
+// "model.layers.0.mlp.up_proj.weight" -> "model.layers.0.mlp.up_proj.SCB".
+std::string row_scales_of(const std::string& weight) {
+  return weight.substr(0, weight.rfind('.')) + ".SCB";
 }
 
 bool is_on(const Json& json, const char* field) {
@@ -69,7 +78,7 @@ class Parts {
 };
 
 void read_nf4(const Parts& parts, const std::string& name, QuantizedWeight& out) {
-  const std::string state = name + ".quant_state.bitsandbytes__nf4";
+  const std::string state = name + kState;
   const Json fields = parts.fields(state);
   const auto expect = [&](const char* field, int64_t value) {
     const Json& found = fields.get_or_null(field);
@@ -79,6 +88,8 @@ void read_nf4(const Parts& parts, const std::string& name, QuantizedWeight& out)
   };
   const int64_t rows = out.values.dim(0), columns = out.columns, count = out.scales.numel();
   expect("blocksize", out.group());
+  if (const std::string* type = fields.find_text("quant_type"); type == nullptr || *type != "nf4")
+    parts.fail(str("quant_type of ", state, " is not nf4"));
   const Json& shape = fields.get_or_null("shape");
   if (shape.dump() != Json(Json::Array{out.values.dim(0), out.columns}).dump())
     parts.fail(str("shape of ", state, " is ", shape.dump(), ", expected [", out.values.dim(0),
@@ -108,14 +119,18 @@ void read_nf4(const Parts& parts, const std::string& name, QuantizedWeight& out)
 }
 
 // One scale for each row, times 127.
-void read_int8(const Parts& parts, const std::string& name, const std::string& row_scales,
-               std::set<std::string>& used, QuantizedWeight& out) {
+void read_int8(const Parts& parts, const SafetensorsFolder& folder, const std::string& name,
+               const std::string& row_scales, QuantizedWeight& out) {
   const int64_t rows = out.values.dim(0), groups = out.scales.dim(1);
+  if (const Shape found = folder.find(name)->shape(name); found != out.values.shape())
+    parts.fail(str("expected shape ", out.values.shape().str(), ", found ", found.str()));
+  if (const std::string format = name + "_format"; folder.find(format) != nullptr)
+    if (const int value = parts.read(format, DType::kU8, 1).to_vector<int>()[0]; value != 0)
+      parts.fail(str(format, " is ", value, ": its rows are in tiles, which only old GPUs read"));
   out.values = parts.read(name, DType::kI8, out.values.numel()).reshape(out.values.shape());
   const std::vector<float> scales = parts.numbers(row_scales, rows);
   for (int64_t i = 0; i < rows * groups; ++i)
     out.scales.data<float>()[i] = scales[static_cast<size_t>(i / groups)] / 127;
-  used.insert(name + "_format");
 }
 
 }  // namespace
@@ -138,10 +153,25 @@ WeightFormat stored_format(const Json& config) {
   return WeightFormat::kModel;
 }
 
+WeightFormat whole_format(const std::string& dir, const ModelConfig& config) {
+  if (config.stored_format == WeightFormat::kModel || config.is_encoder())
+    return WeightFormat::kModel;
+  const SafetensorsFolder folder(dir, "model");
+  for (const AdapterTarget& module : linear_modules(config))
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const std::string weight =
+          find_weight(folder, layer_name(module.name, layer) + ".weight").second;
+      if (folder.find(weight + kState) == nullptr && folder.find(row_scales_of(weight)) == nullptr)
+        return WeightFormat::kModel;
+    }
+  return config.stored_format;
+}
+
 QuantizedWeight read_quantized(const SafetensorsFolder& folder, const std::string& name,
                                const Shape& shape, std::set<std::string>& used) {
-  const std::string layer = name.substr(0, name.rfind('.')), row_scales = layer + ".SCB";
-  const bool is_nf4 = folder.find(name + ".quant_state.bitsandbytes__nf4") != nullptr;
+  if (!name.ends_with(".weight")) return {};
+  const std::string row_scales = row_scales_of(name);
+  const bool is_nf4 = folder.find(name + kState) != nullptr;
   if (!is_nf4 && folder.find(row_scales) == nullptr) return {};
   const Parts parts(folder, name, used);
   if (shape.rank() != 2) parts.fail("expected numbers, found a matrix in 8 or 4 bits");
@@ -150,7 +180,14 @@ QuantizedWeight read_quantized(const SafetensorsFolder& folder, const std::strin
   if (is_nf4)
     read_nf4(parts, name, out);
   else
-    read_int8(parts, name, row_scales, used, out);
+    read_int8(parts, folder, name, row_scales, out);
+  const float* const scales = out.scales.data<float>();
+  const float largest = is_nf4 ? 1 : 127;
+  if (!std::all_of(scales, scales + out.scales.numel(), [&](float s) {
+        return std::isfinite(kernels::weight_value(s, largest)) &&
+               std::isfinite(kernels::weight_value(s, -largest));
+      }))
+    parts.fail("some numbers are not finite");
   return out;
 }
 

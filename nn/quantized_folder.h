@@ -6,8 +6,7 @@
 #include <string>
 
 #include "data/safetensors.h"
-#include "kernels/quantized_weight.h"
-#include "text/json.h"
+#include "nn/model_config.h"
 
 namespace cohort {
 
@@ -16,10 +15,14 @@ namespace cohort {
 // others.
 kernels::WeightFormat stored_format(const Json& config);
 
+// The configuration's stored_format if the folder has all linear layers of the blocks in it; kModel
+// if it has some as numbers, and for encoders.
+kernels::WeightFormat whole_format(const std::string& dir, const ModelConfig& config);
+
 // The weight `name` [N, K], on the host, if the folder has it in 8 or 4 bits; else undefined. Adds
 // the names of its tensors to `used`. Throws InputError naming the tensor that is missing or
-// damaged, or a setting that is not supported: blocks of other sizes than 64, or rows that do not
-// begin with one.
+// damaged, or a setting that is not supported: blocks of other sizes than 64, rows that do not
+// begin with one, int8 in tiles.
 kernels::QuantizedWeight read_quantized(const SafetensorsFolder& folder, const std::string& name,
                                         const Shape& shape, std::set<std::string>& used);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the folders of tests/reference/quantized: a tiny random Llama as bitsandbytes and transformers quantise and save it, and
+"""Makes the folders of tests/reference/quantized: a tiny random Qwen2 as bitsandbytes and transformers quantise and save it, and
 golden.json, a hash of each linear layer's values in bf16. Also prints the hashes of tests/kernels/quantized_weight_test.cpp.
 
   pip install torch transformers accelerate bitsandbytes; python3 scripts/make_quantized.py
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from bitsandbytes import functional as bnb
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
 OUTPUT = Path(__file__).resolve().parents[1] / "tests/reference/quantized"
 FORMATS = {"nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
@@ -51,9 +51,12 @@ def main():
             scales = bnb.dequantize_blockwise(state.absmax, state.state2) + state.offset if double else state.absmax
             print(rows, columns, double, fnv(codes), fnv(scales), fnv(bnb.dequantize_4bit(codes, state).to(torch.bfloat16)))
     torch.manual_seed(1)
-    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    config = Qwen2Config(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
                          vocab_size=24, max_position_embeddings=32, tie_word_embeddings=True)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value)
     for name, settings in FORMATS.items():
         with tempfile.TemporaryDirectory() as plain:
             model.save_pretrained(plain)

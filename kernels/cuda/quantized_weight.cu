@@ -18,9 +18,10 @@ struct Rows {
 template <class T, bool kIsNf4>
 __global__ void __launch_bounds__(kThreads) dequantize_weight_kernel(T* y, const Rows w) {
   __shared__ float table[16];
+  if (threadIdx.x == 0) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i)
-    if (threadIdx.x == i) table[i] = nf4_value(i);
+    for (int i = 0; i < 16; ++i) table[i] = nf4_value(i);
+  }
   __syncthreads();
   const int64_t across = (w.columns + kColumns - 1) / kColumns,
                 index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

@@ -170,6 +170,8 @@ void export_folder(const LoadedModel& loaded, const std::string& dir, const std:
     save_precision(loaded.model->config().precision, folder);
     for (const auto& [file, content] : loaded.tokenizer->files())
       write_file_durable(folder + "/" + file, content);
+  } else if (loaded.model->config().precision.is_quantized()) {
+    export_model(*expanded(*loaded.model), *loaded.tokenizer, folder, dtype, [] {});
   } else {
     export_model(*loaded.model, *loaded.tokenizer, folder, dtype, [] {});
   }

@@ -1,3 +1,4 @@
+#include "kernels/matmul.h"
 #include "kernels/quantized_weight.h"
 #include "tests/support/test_util.h"
 
@@ -27,6 +28,51 @@ TEST(CudaQuantizedWeights, HaveTheBitsOfTheCpu) {
         for (const float v : wide.narrow(1, columns, padding).to_vector<float>()) EXPECT_EQ(v, 7);
       }
     }
+}
+
+// The kernel that expands weights in registers has the bits of the GEMM on expanded ones, with
+// adapters and biases, for any number of rows, and writes nothing else.
+TEST(CudaQuantizedWeights, AreReadWithTheBitsOfTheGemm) {
+  COHORT_REQUIRE_GPU(device);
+  size_t read = 0;
+  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kNf4})
+    for (const auto& [n, k, tail] : {std::array<int64_t, 3>{8, 64, 0},
+                                     {40, 192, 64},
+                                     {576, 576, 64},
+                                     {1536, 1600, 0},
+                                     {1048, 4096, 192},
+                                     {4096, 896, 64}})
+      for (const bool with_bias : {false, true}) {
+        const QuantizedWeight host =
+            quantize_weight(test::random_tensor({n, k}, DType::kF32, 3, 0.1), format);
+        const QuantizedWeight w{host.values.to(device), host.scales.to(device), k};
+        const Tensor whole =
+            test::random_tensor({n, k + tail}, DType::kF32, 4, 0.1).to(DType::kBF16).to(device);
+        Tensor columns = whole.narrow(1, 0, k);
+        dequantize_weight({columns, w});
+        const Tensor adapter = tail > 0 ? whole.narrow(1, k, tail).contiguous() : Tensor();
+        const Tensor bias =
+            with_bias ? test::random_tensor({n}, DType::kF32, 5).to(DType::kBF16).to(device)
+                      : Tensor();
+        for (const int64_t rows : {1, 2, 7, 16, 17, 32, 33, 63, 64}) {
+          if (!reads_quantized(rows, w, DType::kBF16, tail, with_bias)) continue;
+          ++read;
+          const Tensor x = test::random_tensor({rows, k + tail}, DType::kF32, 6 + rows)
+                               .to(DType::kBF16)
+                               .to(device)
+                               .clone();
+          Tensor expected = Tensor::empty({rows, n}, DType::kBF16, device);
+          linear_forward({.y = expected, .x = x, .w = whole, .bias = bias});
+          const Tensor wide = Tensor::full({rows + 1, n + 8}, 7, DType::kBF16, device);
+          Tensor y = wide.narrow(0, 0, rows).narrow(1, 0, n);
+          quantized_linear({y, x, w, adapter, bias});
+          EXPECT_TRUE(test::bit_equal(y.contiguous(), expected))
+              << rows << " rows, " << n << " x " << k << " + " << tail;
+          EXPECT_EQ(wide.narrow(1, n, 8).to_vector<float>(),
+                    std::vector<float>(static_cast<size_t>(8 * (rows + 1)), 7));
+        }
+      }
+  EXPECT_GT(read, 0u) << "no size is supported here";
 }
 
 }  // namespace

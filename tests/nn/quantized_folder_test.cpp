@@ -70,8 +70,7 @@ TEST(QuantizedFolder, OfBitsandbytesHasItsValues) {
 TEST(QuantizedFolder, OtherFormatsAndRoundingTwiceAreErrors) {
   EXPECT_THROW_WITH(load(kFolders + "nf4", WeightFormat::kInt8), InputError,
                     "precision.base: int8 would round weights again");
-  EXPECT_THROW_WITH(load(kFolders + "int8", WeightFormat::kNf4), InputError,
-                    "hint: precision.base");
+  EXPECT_THROW_WITH(load(kFolders + "int8", WeightFormat::kNf4), InputError, "hint: int8, or bf16");
   load(kFolders + "nf4", WeightFormat::kNf4Single);  // as they are
 }
 
@@ -117,21 +116,26 @@ TEST(QuantizedFolder, DamageIsNamed) {
         {state, with("\"blocksize\": 64", "\"blocksize\": 32"), "only 64 is supported"},
         {state, with("[64, 64]", "[32, 128]"), "expected [64, 64]"},
         {state, with("\"nested_offset\"", "\"nested_other\""), "no finite number"},
+        {state, with("\"nf4\"", "\"fp4\""), "is not nf4"},
         {state, with("\"blocksize\"", "blocksize"), "bitsandbytes__nf4"}}) {
     const TempDir dir;
     EXPECT_THROW_WITH(load(changed(dir, "nf4", c.name, c.value), WeightFormat::kNf4), InputError,
                       c.message);
   }
-  const TempDir dir;
-  EXPECT_THROW_WITH(load(changed(dir, "int8", "model.layers.0.self_attn.q_proj.SCB",
-                                 Tensor::zeros({3}, DType::kF32)),
-                         WeightFormat::kInt8),
-                    InputError, "expected 64 numbers of type f32");
+  const std::string layer = "model.layers.0.self_attn.q_proj.";
+  for (const Case& c :
+       {Case{layer + "SCB", Tensor::zeros({3}, DType::kF32), "expected 64 numbers of type f32"},
+        {layer + "SCB", Tensor::full({64}, 3.4e38, DType::kF32), "some numbers are not finite"},
+        {layer + "weight_format", Tensor::full({1}, 1, DType::kU8), "its rows are in tiles"}}) {
+    const TempDir dir;
+    EXPECT_THROW_WITH(load(changed(dir, "int8", c.name, c.value), WeightFormat::kInt8), InputError,
+                      c.message);
+  }
 }
 
-// A layer that the folder has in 16 bits is not rounded.
+// A layer that the folder has in 16 bits is not rounded: the others are expanded.
 TEST(QuantizedFolder, ALayerOfNumbersAmongOthersIsExpanded) {
-  const TempDir plain, dir;
+  const TempDir plain;
   const std::string weight = "model.layers.0.mlp.up_proj.weight";
   changed(plain, "nf4", weight + ".quant_state.bitsandbytes__nf4", {});
   const SafetensorsFile file(plain.path("model.safetensors"));
@@ -141,8 +145,26 @@ TEST(QuantizedFolder, ALayerOfNumbersAmongOthersIsExpanded) {
   tensors.emplace_back(weight, test::random_tensor({128, 64}, DType::kF32, 4).to(DType::kBF16));
   write_safetensors(plain.path("model.safetensors"), tensors);
   EXPECT_THROW_WITH(load(plain.path(""), WeightFormat::kNf4), InputError,
-                    "hint: precision.base=bf16, which expands the others");
+                    "hint: precision.base=bf16, or --weights bf16, which expands the others");
   load(plain.path(""), WeightFormat::kModel);
+  EXPECT_EQ(whole_format(plain.path(""), load_config(plain.path(""))), WeightFormat::kModel);
+  EXPECT_EQ(stored_dtype(plain.path("")), "bfloat16");
+  for (const auto& [name, format] : kOfBitsandbytes)
+    EXPECT_EQ(whole_format(kFolders + name, load_config(kFolders + name)),
+              format == WeightFormat::kInt8 ? format : WeightFormat::kNf4);
+}
+
+// A config.json that does not say what the tensors are.
+TEST(QuantizedFolder, AConfigurationThatLiesIsRefused) {
+  const TempDir dir;
+  fs::copy(kFolders + "nf4", dir.path(""), fs::copy_options::recursive);
+  const std::string path = dir.path("config.json");
+  Json json = parse_json(read_file(path), path);
+  json.set("quantization_config", Json());
+  write_file(path, json.dump());
+  EXPECT_THROW_WITH(load(dir.path(""), WeightFormat::kInt8), InputError,
+                    "is in nf4, which precision.base: int8 would round again");
+  load(dir.path(""), WeightFormat::kNf4);
 }
 
 // Every family, merged and transposed tensors too: the values are those of quantize_weight().
