@@ -29,7 +29,7 @@ template <bool kIsNf4, int kTokens, int kStages_>
 struct Tiling {
   static constexpr int kStages = kStages_;
   static constexpr int kGroup = kIsNf4 ? 64 : 128, kGroups = kColumns / kGroup;
-  static constexpr int kBytes = kIsNf4 ? kColumns / 2 : kColumns;  // of a row of the weight
+  static constexpr int kBytes = kIsNf4 ? kColumns / 2 : kColumns;  // in a row of the weight
   static constexpr int kStride = kBytes + 16;  // without bank conflicts between eight rows
   static constexpr int kBytesX = kTokens * kRowBytesX, kBytesW = kTileRows * kStride;
   static constexpr int kStageBytes = kBytesX + kBytesW + kTileRows * kGroups * 4;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) quantized_gemm_kernel(const Operands
         reinterpret_cast<const float*>(shared + offset + T::kBytesX + T::kBytesW) +
         (8 * warp + group) * T::kGroups;
 #pragma unroll
-    for (int part = 0; part < kColumns / 32; ++part) {  // of two steps of 16 columns
+    for (int part = 0; part < kColumns / 32; ++part) {  // two steps of 16 columns
       const float scale = scales[part * 32 / T::kGroup];
       uint32_t b[4];
       if constexpr (kIsNf4) {
