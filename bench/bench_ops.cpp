@@ -26,6 +26,7 @@
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
 #include "kernels/patches.h"
+#include "kernels/quantized_weight.h"
 #include "kernels/rope.h"
 #include "kernels/sampling.h"
 
@@ -138,6 +139,34 @@ void add_matmul(Rows& rows) {
   }
 }
 
+// The layer x w^T with its weight in 8 or 4 bits, whose last `rank` columns are an adapter's, and
+// its expansion.
+void add_quantized(Rows& rows, const Tensor& x, const Tensor& w, Tensor y, int64_t rank) {
+  const int64_t out = w.dim(0), in = w.dim(1) - rank;
+  for (const auto& [name, format] :
+       {std::pair("int8", WeightFormat::kInt8), {"nf4", WeightFormat::kNf4}}) {
+    const QuantizedWeight host =
+        quantize_weight(w.narrow(1, 0, in).contiguous().to(Device{}).to(DType::kF32), format);
+    const QuantizedWeight q{host.values.to(w.device()), host.scales.to(w.device()), in};
+    const Tensor adapter = w.narrow(1, in, rank).contiguous();
+    Tensor expanded = Tensor::empty({out, in}, w.dtype(), w.device());
+    const auto bytes = static_cast<double>(q.nbytes());
+    rows.push_back({str("dequantize_weight ", name),
+                    expanded.shape().str(),
+                    {.bytes = bytes + static_cast<double>(expanded.nbytes())},
+                    [=]() mutable {
+                      dequantize_weight({expanded, q});
+                    }});
+    if (reads_quantized(x.rows(), q, x.dtype(), rank, false))
+      rows.push_back({str("quantized_linear ", name),
+                      str("x", x.shape().str(), " w", w.shape().str()),
+                      {.bytes = bytes},
+                      [=]() mutable {
+                        quantized_linear({y, x, q, adapter, {}});
+                      }});
+  }
+}
+
 // h of an adapter of rank 64, and the layer that adds it, for decoding and training.
 void add_lora(Rows& rows) {
   constexpr int64_t kRank = 64;
@@ -158,6 +187,7 @@ void add_lora(Rows& rows) {
                       lora_input({.h = h, .x = body, .a = a});
                       linear_forward({y, x, w, {}, kRank});
                     }});
+    add_quantized(rows, x, w, y, kRank);
   }
   // The gradients of h and B, of rank 16.
   std::vector<std::array<int64_t, 3>> outputs = {{512, 128, 1}};
