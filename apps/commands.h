@@ -106,8 +106,10 @@ struct GenerateOptions : ModelOptions {
   // fields fill data.jsonl.prompt or data.jsonl.messages of `config`.
   enum class Input { kText, kJson, kMessage, kFields } input = Input::kText;
   std::string config;  // with Input::kFields: a configuration file; empty: that of the model's run
-  bool json = false;   // prints completions as JSON lines
-  bool raw = false;    // see print()
+  // NAME=DIR: each prompt is completed with each of these adapters of the model.
+  std::vector<std::string> adapters;
+  bool json = false;  // prints completions as JSON lines
+  bool raw = false;   // see print()
 };
 int generate(const GenerateOptions& options);
 

@@ -21,9 +21,13 @@
 
 namespace cohort::apps {
 
-LoadedModel load(const std::string& path, const ComputeOptions& compute) {
+static void check_dtype(const ComputeOptions& compute) {
   if (compute.dtype == DType::kBF16 && compute.device == "cpu")
     throw InputError("--dtype: bf16 is for CUDA devices; hint: --device cuda, or --dtype f32");
+}
+
+LoadedModel load(const std::string& path, const ComputeOptions& compute) {
+  check_dtype(compute);
   return load_found(path, [&](const std::string& checkpoint) {
     return load_model(checkpoint, compute.dtype, parse_device(compute.device, "device"),
                       compute.base, 0, compute.weights);
@@ -97,7 +101,8 @@ const char* stop_name(const Trajectory& trajectory) {
   return trajectory.stop_reason == StopReason::kLength ? "length" : "context";
 }
 
-void print_json(const std::string& prompt, const Trajectory& c, bool raw) {
+void print_json(const std::string& prompt, const Trajectory& c, const std::string& adapter,
+                bool raw) {
   Json line, sampled_logprobs = Json(Json::Array{});
   for (size_t i = 0; i < c.tokens.size(); ++i)
     if (c.loss_mask[i] != 0) sampled_logprobs.push_back(c.logprobs[i]);
@@ -108,16 +113,52 @@ void print_json(const std::string& prompt, const Trajectory& c, bool raw) {
       .set("logprobs", std::move(sampled_logprobs))
       .set("truncated", c.truncated())
       .set("stopped", stop_name(c));
+  if (!adapter.empty()) line.set("adapter", adapter);
   print_line(line.dump(), raw);
 }
+
+// The adapters of GenerateOptions.
+struct NamedAdapters {
+  std::vector<std::string> names, folders;
+
+  explicit NamedAdapters(const std::vector<std::string>& options) {
+    for (const std::string& option : options) {
+      const size_t end = option.find('=');
+      if (end == option.npos || end == 0 || end + 1 == option.size())
+        throw InputError(str("--adapter: expected NAME=DIR, got '", option, "'"));
+      names.push_back(option.substr(0, end));
+      folders.push_back(find_checkpoint(option.substr(end + 1)));
+      if (std::ranges::count(names, names.back()) > 1)
+        throw InputError(str("--adapter: the name ", names.back(), " is given twice"));
+    }
+  }
+  LoadedModel load(const GenerateOptions& options) const {
+    if (folders.empty()) return apps::load(options.model, options.compute);
+    check_dtype(options.compute);
+    return load_with_adapters(find_checkpoint(options.model), folders, options.compute.dtype,
+                              parse_device(options.compute.device, "device"),
+                              options.compute.weights);
+  }
+  // Repeats each prompt for each of them.
+  void repeat(std::vector<Example>& prompts, SampleAddress& address) const {
+    if (names.empty()) return;
+    std::vector<Example> all;
+    for (const Example& prompt : prompts)
+      for (size_t i = 0; i < names.size(); ++i) {
+        all.push_back(prompt);
+        address.adapters.push_back(static_cast<int32_t>(i));
+      }
+    prompts = std::move(all);
+  }
+};
 
 // Prints completions in the order of the prompts: one that ends early is queued. As text, the
 // tokens of the next one in order are streamed.
 class CompletionPrinter {
  public:
   CompletionPrinter(const GenerateOptions& options, const LoadedModel& model,
-                    const std::vector<Example>& prompts)
-      : options_(options), model_(model), prompts_(prompts) {}
+                    const std::vector<Example>& prompts, std::vector<std::string> adapters)
+      : options_(options), model_(model), prompts_(prompts), adapters_(std::move(adapters)) {}
 
   void print_tokens(const Trajectory& t) {
     if (t.index != next_ || options_.json) return;
@@ -131,7 +172,7 @@ class CompletionPrinter {
     for (auto it = finished_.find(next_); it != finished_.end(); it = finished_.find(next_)) {
       const Trajectory& t = it->second;
       if (options_.json) {
-        print_json(prompts_[static_cast<size_t>(t.group)].prompt, t, options_.raw);
+        print_json(prompts_[static_cast<size_t>(t.group)].prompt, t, adapter_of(t), options_.raw);
       } else {
         print_tokens(t);
         print_line("", options_.raw);
@@ -162,20 +203,25 @@ class CompletionPrinter {
   }
 
  private:
+  std::string adapter_of(const Trajectory& t) const {
+    return adapters_.empty() ? "" : adapters_[static_cast<size_t>(t.group) % adapters_.size()];
+  }
   std::string name_of(const Trajectory& t) const {
-    return str("prompt ", t.group + 1, ", sample ", t.index % options_.num + 1, " of ",
-               options_.num);
+    const auto per_prompt = static_cast<int64_t>(std::max<size_t>(adapters_.size(), 1));
+    return str("prompt ", t.group / per_prompt + 1, adapters_.empty() ? "" : ", " + adapter_of(t),
+               ", sample ", t.index % options_.num + 1, " of ", options_.num);
   }
   std::string begin(const Trajectory& t) {
     const bool shows_prompt = options_.input != GenerateOptions::Input::kMessage;
-    return (options_.num > 1 ? "--- " + name_of(t) + "\n" : "") +
+    return (options_.num > 1 || !adapters_.empty() ? "--- " + name_of(t) + "\n" : "") +
            (shows_prompt ? prompts_[static_cast<size_t>(t.group)].prompt : "");
   }
 
   const GenerateOptions& options_;
   const LoadedModel& model_;
   const std::vector<Example>& prompts_;
-  std::map<int64_t, Trajectory> finished_;  // by index
+  const std::vector<std::string> adapters_;  // names; the prompts are repeated for each
+  std::map<int64_t, Trajectory> finished_;   // by index
   int64_t next_ = 0, num_empty_ = 0;
   std::optional<size_t> num_printed_;  // bytes of completion next_, once it has begun
 };
@@ -220,7 +266,8 @@ int generate(const GenerateOptions& options) {
   if (options.best_of > 0 && options.best_of < options.num)
     throw InputError(
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
-  const LoadedModel loaded = load(options.model, options.compute);
+  const NamedAdapters adapters(options.adapters);
+  const LoadedModel loaded = adapters.load(options);
   loaded.model->config().require_decoder();
   std::optional<std::string> config;
   if (options.input == GenerateOptions::Input::kFields)
@@ -239,10 +286,11 @@ int generate(const GenerateOptions& options) {
   if (options.input == GenerateOptions::Input::kMessage)
     render_messages(options, loaded, prompts, sampling);
   if (config) logging::info("template and sampling of ", *config);
-  CompletionPrinter printer(options, loaded, prompts);
+  SampleAddress address{.seed = static_cast<uint64_t>(options.seed)};
+  adapters.repeat(prompts, address);
+  CompletionPrinter printer(options, loaded, prompts, adapters.names);
   Engine engine(*loaded.model, {});
   const Sampler sampler(engine, *loaded.tokenizer, sampling);
-  const SampleAddress address{.seed = static_cast<uint64_t>(options.seed)};
   if (options.best_of > 0) {
     for (const Trajectory& t :
          best_of(sampler.sample(prompts, options.best_of, address), options.best_of, options.num))

@@ -7,7 +7,7 @@ namespace cohort {
 using kernels::Grad;
 using kernels::Transpose;
 
-LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, bool keeps_h) {
+LoraInputs lora_inputs(const Tensor& x, const Lora& lora, const AdapterUse& use, bool keeps_h) {
   if (!lora.defined()) return {x, {}};
   const int64_t cols = x.cols(), columns = lora.columns();
   Tensor xh = x.with_padding();
@@ -16,13 +16,15 @@ LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, boo
     xh.narrow(1, 0, cols).copy_(x.is_contiguous() ? x.reshape({x.rows(), cols}) : x);
   }
   Tensor tail = xh.narrow(1, cols, columns), h;
-  if (adapters == Adapters::kOff) {
+  if (use.state == Adapters::kOff) {
     tail.zero_();
     return {xh, h};
   }
   if (keeps_h) h = Tensor::empty({x.rows(), columns}, x.dtype(), x.device());
   kernels::lora_input(
       {.h = tail, .x = xh.narrow(1, 0, cols), .a = lora.a.value().with_padding(), .copy = h});
+  COHORT_CHECK(lora.slots == 1 || !keeps_h, "[lora] several adapters have no gradients");
+  if (lora.slots > 1) kernels::select_adapters({tail, columns / lora.slots, use.rows, use.table});
   return {xh, h};
 }
 
@@ -83,13 +85,13 @@ Tensor LayerWeight::for_rows(int64_t rows, bool with_bias) const {
 }
 
 Variable lora_linear(const Variable& x, const LayerWeight& w, const Variable& bias,
-                     const Lora& lora, Adapters adapters) {
+                     const Lora& lora, const AdapterUse& use) {
   COHORT_CHECK(!w.leaf.requires_grad() && !bias.requires_grad(),
                "[lora] expected a frozen weight and bias");
-  const Lora used = adapters == Adapters::kOn ? lora : Lora();
+  const Lora used = use.state == Adapters::kOn ? lora : Lora();
   const Variable inputs[] = {x, used.a, used.b};
   const Tensor weight = w.for_rows(x.value().rows(), bias.defined());
-  const LoraInputs in = lora_inputs(x.value(), lora, adapters, needs_gradient(inputs));
+  const LoraInputs in = lora_inputs(x.value(), lora, use, needs_gradient(inputs));
   Tensor y = empty_rows(x.value(), w.leaf.shape()[0]);
   if (weight.defined())
     kernels::linear_forward(

@@ -19,6 +19,9 @@ struct Lora {
   Variable b;  // [rows of all modules, rank]
   std::vector<Module> modules;
   double scale = 1;
+  // Adapters side by side, of which the first is that of `a` and `b`; the others, which are not
+  // trained, are in the padding of `a` and in further columns of s B.
+  int64_t slots = 1;
 
   bool defined() const { return a.defined(); }
   int64_t rank() const { return b.shape()[1]; }
@@ -26,6 +29,14 @@ struct Lora {
   int64_t columns() const { return defined() ? a.value().with_padding().dim(0) : 0; }
 };
 enum class Adapters : uint8_t { kOn, kOff };
+// The adapters of a forward. Where a layer has several side by side, row t has that of
+// table[rows[t]], the first one without a table; a row below 0 has none.
+struct AdapterUse {
+  Adapters state = Adapters::kOn;
+  Tensor rows = {}, table = {};  // [T] and [R] i32
+  AdapterUse(Adapters state = Adapters::kOn) : state(state) {}
+  AdapterUse(Tensor rows, Tensor table) : rows(std::move(rows)), table(std::move(table)) {}
+};
 
 // The weight w [N, K] of a linear layer with the columns [N, P] of its adapter, s B, behind: a
 // tensor, or a frozen one in 8 or 4 bits, of which each use makes a tensor.
@@ -56,7 +67,7 @@ struct LoraInputs {
 };
 // Writes h, or zeros if adapters are off, behind x: into the padding of its rows, which norms and
 // attention() make if asked to; else behind a copy of x.
-LoraInputs lora_inputs(const Tensor& x, const Lora& lora, Adapters adapters, bool keeps_h);
+LoraInputs lora_inputs(const Tensor& x, const Lora& lora, const AdapterUse& use, bool keeps_h);
 
 // The adapter's part of a layer's backward, from dy [T, N]; nothing if `lora` is undefined. The
 // gradient of the layer's input is dy w + dh A.
@@ -75,6 +86,6 @@ struct LoraBackward {
 
 // x[..., K] w[N, K]^T + bias[N] with an adapter, or with a frozen weight alone.
 Variable lora_linear(const Variable& x, const LayerWeight& w, const Variable& bias,
-                     const Lora& lora, Adapters adapters);
+                     const Lora& lora, const AdapterUse& use);
 
 }  // namespace cohort

@@ -111,4 +111,13 @@ void lora_input(const LoraInput& args) {
   on_device<cpu::lora_input, cuda::lora_input>(device, args);
 }
 
+void select_adapters(const SelectAdapters& args) {
+  ArgumentCheck check("select_adapters");
+  check("strided [T, C] h; i32 [T] rows?; i32 [R] adapters?", args.h, args.rows, args.adapters);
+  check.require(args.columns > 0 && check["C"] % args.columns == 0 &&
+                    args.rows.defined() == args.adapters.defined(),
+                "expected a multiple of ", args.columns, " columns, got ", check["C"]);
+  on_device<cpu::select_adapters, cuda::select_adapters>(args.h.device(), args);
+}
+
 }  // namespace cohort::kernels

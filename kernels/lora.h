@@ -18,6 +18,17 @@ struct LoraInput {
 };
 COHORT_KERNEL(void lora_input(const LoraInput& args));
 
+// Of several adapters side by side, row t keeps the columns of one: adapters[rows[t]] times
+// `columns` and those after it, `columns` in all. Its other columns, and all of a row below 0,
+// become zeros.
+struct SelectAdapters {
+  Tensor& h;  // [T, S columns]; may be columns of a wider matrix
+  int64_t columns = 0;
+  const Tensor& rows;      // [T] i32; undefined: every row has adapter 0
+  const Tensor& adapters;  // [R] i32; undefined with `rows`
+};
+COHORT_KERNEL(void select_adapters(const SelectAdapters& args));
+
 // A module of the layer, such as its queries: rows of w. Module m has columns m r to (m + 1) r - 1
 // of h and of s B, which is 0 outside of the modules' blocks.
 struct AdapterSlice {

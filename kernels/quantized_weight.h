@@ -103,6 +103,7 @@ bool reads_quantized(int64_t rows, const QuantizedWeight& w, int64_t tail, bool 
 COHORT_HD inline float weight_value(float value, float scale) {
   const auto rounded = [](float x) {
     const auto u = __builtin_bit_cast(uint32_t, x);
+    if (x != x) return x;
     return __builtin_bit_cast(float, (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u);
   };
   return rounded(value * scale);

@@ -331,8 +331,12 @@ std::vector<Tensor> load_adapter_tensors(const Transformer& model, const std::st
   return out;
 }
 
-void load_adapter(Transformer& model, const std::string& dir) {
-  model.set_adapters(load_adapter_tensors(model, weights_path(dir)));
+void load_adapter(Transformer& model, const std::string& dir, int64_t slot, double scale) {
+  const std::vector<Tensor> values = load_adapter_tensors(model, weights_path(dir));
+  if (slot == 0)
+    model.set_adapters(values);
+  else
+    model.set_adapter_slot(slot, values, scale);
 }
 
 void save_adapter_tensors(const Transformer& model, const std::vector<Tensor>& values,

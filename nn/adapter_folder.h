@@ -36,9 +36,9 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
 NamedTensors read_adapter_tensors(const std::string& path, const ModelConfig& config, DType dtype);
 // Their values in the model's dtype, on its device, for Transformer::set_adapters().
 std::vector<Tensor> load_adapter_tensors(const Transformer& model, const std::string& path);
-// Reads DIR/adapter_model.safetensors into the model's adapters. Throws InputError as
-// read_adapter_tensors() does.
-void load_adapter(Transformer& model, const std::string& dir);
+// Reads DIR/adapter_model.safetensors into the model's adapters, or into those of a slot, with its
+// scale. Throws InputError as read_adapter_tensors() does.
+void load_adapter(Transformer& model, const std::string& dir, int64_t slot = 0, double scale = 0);
 
 // Writes Transformer::adapters() of the model, or other values of them, under PEFT's names.
 void save_adapter_tensors(const Transformer& model, const std::vector<Tensor>& values,

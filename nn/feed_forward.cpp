@@ -61,7 +61,7 @@ struct MlpBackward {
 }  // namespace
 
 Variable mlp(const Variable& x, const Linear& up, const Linear& down, const MlpDesc& desc) {
-  const bool on = desc.adapters == Adapters::kOn;
+  const bool on = desc.adapters.state == Adapters::kOn;
   const Lora up_lora = on ? up.lora : Lora(), down_lora = on ? down.lora : Lora();
   const Variable inputs[] = {x,         up.weight.leaf, up.bias,     down.weight.leaf, down.bias,
                              up_lora.a, up_lora.b,      down_lora.a, down_lora.b};

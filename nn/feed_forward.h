@@ -11,7 +11,7 @@ struct MlpDesc {
   kernels::Activation activation;
   // The activation's output is not kept, but recomputed in the backward with its gradient.
   bool recompute = false;
-  Adapters adapters = Adapters::kOn;
+  AdapterUse adapters = {};
 };
 // down(f(up(x))) in one node, with the bits of the three ops: a kernel may fuse f with either
 // layer's GEMM (kernels/activation.h). For a gated f `up` has the rows of gate, then those of up.

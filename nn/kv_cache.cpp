@@ -18,7 +18,8 @@ KVCache::KVCache(const KVCacheConfig& config, DType dtype, Device device)
     : BlockTable(config),
       pages_(Tensor::empty(page_shape(config), dtype, device)),
       block_table_(
-          Tensor::full({config.num_sequences, config.blocks_per_row()}, -1, DType::kI32, device)) {
+          Tensor::full({config.num_sequences, config.blocks_per_row()}, -1, DType::kI32, device)),
+      adapters_(Tensor::zeros({config.num_sequences}, DType::kI32, device)) {
   COHORT_CHECK(block_table_.numel() < int64_t{1} << 31, "[kv_cache] a block table of ",
                block_table_.str(), " has too many elements");
   for (int64_t i = 0; i < config.num_layers; ++i)

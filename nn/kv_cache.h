@@ -17,6 +17,8 @@ class KVCache : public BlockTable {
 
   // Pages of one layer, with the block table of the last upload().
   kernels::PagedKV& layer(int i) { return layers_[static_cast<size_t>(i)]; }
+  // [num_sequences] i32: which of a model's adapters a row has; at first 0.
+  const Tensor& adapters() const { return adapters_; }
   // Makes the changes of the block table on the device: updates the layers' block table and copies
   // blocks, in stream order. Must be called after functions of BlockTable and before kernels read
   // the cache. Addresses do not change.
@@ -34,6 +36,7 @@ class KVCache : public BlockTable {
   Tensor pages_;  // [2 layers, blocks, block_tokens, Hkv, D]
   std::vector<kernels::PagedKV> layers_;
   Tensor block_table_;  // device copy of the block table at the last upload()
+  Tensor adapters_;
 };
 
 }  // namespace cohort

@@ -101,7 +101,7 @@ AdapterTargets::AdapterTargets(const ModelConfig& model) : config(model.lora) {
 
 int64_t lora_columns(const AdapterTargets& adapters, std::span<const LinearPart> parts) {
   const auto modules = static_cast<int64_t>(layer_modules(adapters, parts).size());
-  return round_up(modules * adapters.config.rank, kColumnAlignment);
+  return round_up(modules * adapters.config.rank, kColumnAlignment) * adapters.config.slots;
 }
 
 Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const LinearPart> parts,
@@ -112,17 +112,22 @@ Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const
   int64_t rows = 0;
   for (const LayerModule& module : modules) rows += module.rows.rows;
   const auto count = static_cast<int64_t>(modules.size());
-  const ParameterLeaf a = set.add_leaf({.name = modules[0].name + ".lora_A",
-                                        .shape = {count * rank, in},
-                                        .use = ParameterUse::kMatmul,
-                                        .init = 1 / std::sqrt(static_cast<double>(in)),
-                                        .role = ParameterRole::kAdapter,
-                                        .leaf_rows = round_up(count * rank, kColumnAlignment)});
+  const ParameterLeaf a =
+      set.add_leaf({.name = modules[0].name + ".lora_A",
+                    .shape = {count * rank, in},
+                    .use = ParameterUse::kMatmul,
+                    .init = 1 / std::sqrt(static_cast<double>(in)),
+                    .role = ParameterRole::kAdapter,
+                    .leaf_rows = round_up(count * rank, kColumnAlignment) * adapters.config.slots});
   const ParameterLeaf b = set.add_leaf({.name = modules[0].name + ".lora_B",
                                         .shape = {rows, rank},
                                         .use = ParameterUse::kMatmul,
                                         .role = ParameterRole::kAdapter});
-  Lora lora{.a = a.variable, .b = b.variable, .modules = {}, .scale = adapters.config.scale()};
+  Lora lora{.a = a.variable,
+            .b = b.variable,
+            .modules = {},
+            .scale = adapters.config.scale(),
+            .slots = adapters.config.slots};
   int64_t row = 0;
   for (const auto& [name, module] : modules) {
     const auto first = static_cast<int64_t>(lora.modules.size()) * rank;
@@ -148,6 +153,23 @@ void write_lora_columns(const Lora& lora, const LayerWeight& weight, const Tenso
     row += module.rows;
     column += rank;
   }
+}
+
+size_t write_adapter_slot(const Lora& lora, const LayerWeight& weight, int64_t slot,
+                          std::span<const Tensor> values, double scale) {
+  const int64_t rank = lora.rank(), width = lora.columns() / lora.slots;
+  const Tensor rows = lora.a.value().with_padding().narrow(0, slot * width, width),
+               columns = weight.adapter_columns().narrow(1, slot * width, width);
+  int64_t at = 0;
+  size_t next = 0;
+  for (const Lora::Module& module : lora.modules) {
+    rows.narrow(0, at, rank).copy_(values[next++]);
+    Tensor scaled = Tensor::empty_like(values[next]);
+    kernels::scale({.y = scaled, .x = values[next++], .factor = scale});
+    columns.narrow(0, module.row, module.rows).narrow(1, at, rank).copy_(scaled);
+    at += rank;
+  }
+  return next;
 }
 
 }  // namespace cohort

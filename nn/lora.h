@@ -45,6 +45,11 @@ Lora add_lora(ParameterSet& set, const AdapterTargets& adapters, std::span<const
 // has at least as many elements as B, in its dtype, so that nothing is allocated.
 void write_lora_columns(const Lora& lora, const LayerWeight& weight, const Tensor& workspace);
 
+// Writes the A and B of each module, from the first of `values` on, as the adapter `slot` of a
+// layer; returns how many they were.
+size_t write_adapter_slot(const Lora& lora, const LayerWeight& weight, int64_t slot,
+                          std::span<const Tensor> values, double scale);
+
 // "model.layers.12.mlp.up_proj" -> "model.layers.*.mlp.up_proj" and 12; -1 if there is no number.
 struct LayerName {
   std::string pattern;

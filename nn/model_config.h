@@ -61,7 +61,8 @@ struct LoraConfig {
   // "attn.c_proj"); empty: all linear layers of the blocks.
   std::vector<std::string> targets;
   bool rslora = false;  // scales by the root of the rank (Kalajdzievski 2023)
-  uint64_t seed = 1;    // gives A's initial values; not a configuration key
+  uint64_t seed = 1;    // gives A's initial values; not a configuration key, as the next one
+  int64_t slots = 1;    // adapters side by side, for sampling
 
   double scale() const {
     const auto r = static_cast<double>(rank);

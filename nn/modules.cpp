@@ -50,7 +50,7 @@ Linear Linear::make(ParameterSet& set, std::initializer_list<Part> parts, int64_
   return {layer, bias.variable, add_lora(set, adapters, all, in)};
 }
 
-Variable Linear::operator()(const Variable& x, Adapters adapters) const {
+Variable Linear::operator()(const Variable& x, const AdapterUse& adapters) const {
   if (!lora.defined() && !weight.is_quantized()) return linear(x, weight.leaf, bias);
   return lora_linear(x, weight, bias, lora, adapters);
 }

@@ -24,8 +24,8 @@ enum class DropoutSite : uint8_t { kEmbedding, kAttention, kAttentionOut, kMlpOu
 enum class Mode { kEval, kTrain };
 struct ForwardOptions {
   Mode mode = Mode::kEval;
-  Adapters adapters = Adapters::kOn;  // kOff: the base model
-  uint64_t seed = 0;                  // dropout bits; see kernels/dropout.h
+  AdapterUse adapters = {};  // kOff: the base model
+  uint64_t seed = 0;         // dropout bits; see kernels/dropout.h
   int64_t step = 0;
 };
 
@@ -71,7 +71,7 @@ struct Linear {
   // They are in the set's base format.
   static Linear make(ParameterSet& set, std::initializer_list<Part> parts, int64_t in, double std,
                      Bias has_bias, const AdapterTargets& adapters);
-  Variable operator()(const Variable& x, Adapters adapters = Adapters::kOn) const;
+  Variable operator()(const Variable& x, const AdapterUse& adapters = {}) const;
   // Columns that the rows of an input should have behind them as padding.
   int64_t input_padding() const { return lora.columns(); }
 };

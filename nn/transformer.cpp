@@ -116,7 +116,10 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
     }
     return Variable(rows);
   };
+  ForwardOptions options;
+  if (config_.lora.slots > 1) options.adapters = {sequences, cache.adapters()};
   return run({.batch = {.tokens = tokens, .positions = positions},
+              .options = options,
               .attention = cached_attention,
               .position_terms = backbone_.position_terms()})
       .value();
@@ -151,6 +154,15 @@ void Transformer::set_adapters(std::span<const Tensor> values) {
                " tensors of adapters, got ", values.size());
   for (size_t i = 0; i < own.size(); ++i) own[i].copy_(values[i]);
   update_derived();
+}
+
+void Transformer::set_adapter_slot(int64_t slot, std::span<const Tensor> values, double scale) {
+  COHORT_CHECK(
+      slot > 0 && slot < config_.lora.slots && values.size() == adapters_of(parameters_).size(),
+      "[transformer] expected all tensors of adapter 1 to ", config_.lora.slots - 1, ", got ",
+      values.size(), " of adapter ", slot);
+  for (const Linear* layer : adapted_)
+    values = values.subspan(write_adapter_slot(layer->lora, layer->weight, slot, values, scale));
 }
 
 void Transformer::update_derived() {

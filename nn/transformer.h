@@ -62,6 +62,9 @@ class Transformer : NonCopyable {
   // such values to them, and allocates no memory of the device.
   std::vector<Tensor> adapters() const;
   void set_adapters(std::span<const Tensor> values);
+  // Sets the adapter `slot`, from 1 on, of config().lora.slots, which have one rank and the same
+  // modules. forward() has the first one; forward_cached() that of each row of the cache.
+  void set_adapter_slot(int64_t slot, std::span<const Tensor> values, double scale);
 
  private:
   Variable run(const Pass& pass) const { return backbone_(embedding_(pass), pass); }

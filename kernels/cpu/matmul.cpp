@@ -278,6 +278,21 @@ void lora_input(const LoraInput& args) {
   if (copy.defined()) Tensor(copy).copy_(h);
 }
 
+void select_adapters(const SelectAdapters& args) {
+  const int64_t stride = row_stride(args.h), cols = args.h.cols();
+  dispatch_float(args.h.dtype(), "select_adapters", [&]<class T>() {
+    T* const h = args.h.data<T>();
+    for_rows(args.h.rows(), cols, [&](int64_t t) {
+      const int32_t row = args.rows.defined() ? args.rows.data<int32_t>()[t] : 0;
+      const int64_t adapter = row < 0               ? -1
+                              : args.rows.defined() ? args.adapters.data<int32_t>()[row]
+                                                    : 0;
+      for (int64_t c = 0; c < cols; ++c)
+        if (c / args.columns != adapter) h[t * stride + c] = 0;
+    });
+  });
+}
+
 void bias_backward(const BiasBackward& args) {
   const int64_t rows = args.dy.rows(), cols = args.dy.cols();
   dispatch_float(args.dy.dtype(), "bias_backward", [&]<class T>() {

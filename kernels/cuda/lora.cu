@@ -556,6 +556,18 @@ Problem problem_of(const LoraInput& args) {
           .may_prefetch_a = current_stream(x.device()).may_prefetch};
 }
 
+template <class T>
+__global__ void __launch_bounds__(256)
+    select_adapters_kernel(T* h, int64_t stride, int64_t elements, int cols, int columns,
+                           const int32_t* rows, const int32_t* adapters) {
+  const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (i >= elements) return;
+  const int64_t t = i / cols;
+  const int c = static_cast<int>(i % cols), row = rows == nullptr ? 0 : rows[t];
+  const int adapter = row < 0 ? -1 : rows == nullptr ? 0 : adapters[row];
+  if (c / columns != adapter) h[t * stride + c] = T(0.0f);
+}
+
 }  // namespace
 
 bool has_lora_kernel(const LoraInput& args) {
@@ -598,6 +610,15 @@ void lora_input(const LoraInput& args) {
   const int64_t multiprocessors = ::cohort::cuda::gpu_properties(device).multiprocessors;
   if (rows < multiprocessors * TiledShape<8>::kRows) return run_tiled<4>(problem, device);
   run_tiled<8>(problem, device);
+}
+
+void select_adapters(const SelectAdapters& args) {
+  dispatch_device(args.h.dtype(), "select_adapters", [&]<class T>() {
+    launch("select_adapters", select_adapters_kernel<T>, {blocks_for(args.h.numel(), 256), 256},
+           args.h.device(), pointer<T>(args.h), RowOffsets(args.h).outer, args.h.numel(),
+           static_cast<int>(args.h.cols()), static_cast<int>(args.columns),
+           pointer<int32_t>(args.rows), pointer<int32_t>(args.adapters));
+  });
 }
 
 }  // namespace cohort::kernels::cuda

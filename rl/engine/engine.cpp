@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/sizes.h"
+#include "kernels/decode.h"
 #include "kernels/embedding.h"
 
 namespace cohort {
@@ -62,6 +63,9 @@ int64_t Engine::submit(EngineRequest in) {
     COHORT_CHECK(id >= 0 && id < model_.config().vocab_size && !std::isnan(bias) && bias < INFINITY,
                  "[engine] expected biases (finite or -inf) of tokens of the vocabulary, got ",
                  bias, " for token ", id);
+  COHORT_CHECK(in.adapter >= 0 && in.adapter < model_.config().lora.slots,
+               "[engine] expected an adapter below ", model_.config().lora.slots, ", got ",
+               in.adapter);
   for (const kernels::SamplingParams& params : in.completions) {
     const char* const expected = kernels::invalid_reason(params);
     COHORT_CHECK(expected == nullptr, "[engine] expected ", expected);
@@ -213,6 +217,7 @@ bool Engine::admit() {
   const Sequences starts = scheduler_.schedule_starts(chunks);
   cache_->upload();
   if (!starts.empty()) {
+    set_adapters(starts);
     slots_->stop(scheduler_.take_stopped_slots());
     slots_->start(starts);
     sample_first_tokens(starts);
@@ -220,12 +225,27 @@ bool Engine::admit() {
   return !chunks.empty() || !starts.empty();
 }
 
+// Says which adapter the cache's rows of sequences have.
+void Engine::set_adapters(const Sequences& sequences) {
+  if (model_.config().lora.slots == 1) return;
+  std::vector<int32_t> rows, adapters;
+  for (const Scheduler::SequencePtr& s : sequences) {
+    rows.push_back(s->slot);
+    adapters.push_back(s->request->in.adapter);
+  }
+  Tensor table = cache_->adapters();
+  kernels::set_elements(
+      {table, Tensor::from(rows).to(model_.device()), Tensor::from(adapters).to(model_.device())});
+}
+
 // One forward of all chunks, which keeps the hidden states of the prompts that they complete.
 void Engine::prefill(const std::vector<Scheduler::Chunk>& chunks) {
   std::vector<int32_t> tokens, slots, positions, last_rows;
   std::vector<int64_t> completed;
+  Sequences sequences;
   for (const Scheduler::Chunk& chunk : chunks) {
     const Scheduler::Sequence& s = *chunk.sequence;
+    sequences.push_back(chunk.sequence);
     if (chunk.completes_prompt()) {
       completed.push_back(s.request->id);
       last_rows.push_back(static_cast<int32_t>(static_cast<int64_t>(tokens.size()) +
@@ -238,6 +258,7 @@ void Engine::prefill(const std::vector<Scheduler::Chunk>& chunks) {
     }
   }
   cache_->upload();
+  set_adapters(sequences);
   const auto upload = [&](const std::vector<int32_t>& values) {
     return Tensor::from(values).to(model_.device());
   };

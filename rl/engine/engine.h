@@ -98,6 +98,7 @@ class Engine {
   void ensure_capacity();
   int64_t allowed_blocks() const;
   bool admit();
+  void set_adapters(const Sequences& sequences);
   void prefill(const std::vector<Scheduler::Chunk>& chunks);
   void sample_first_tokens(const Sequences& sequences);
   bool decode();

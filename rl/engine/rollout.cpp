@@ -459,7 +459,9 @@ std::vector<Trajectory> Sampler::sample(std::span<const Example> prompts, int64_
       call.fail(prompts[i], trajectories);
       continue;
     }
-    call.open(engine_.submit(request(trajectories, address)), prompts[i], trajectories);
+    EngineRequest in = request(trajectories, address);
+    if (!address.adapters.empty()) in.adapter = address.adapters[i];
+    call.open(engine_.submit(std::move(in)), prompts[i], trajectories);
   }
   call.run();
   return out;

@@ -52,6 +52,7 @@ struct SampleAddress {
   int64_t step = 0;
   // Index of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
   std::vector<int64_t> prompt_indices;
+  std::vector<int32_t> adapters = {};  // one for each prompt; empty: the model's first
 };
 
 // Progress callbacks of Sampler::sample().

@@ -155,6 +155,46 @@ TEST_F(Adapters, AreExportedAloneOrMerged) {
   EXPECT_FALSE(path_exists(dir_.path("again")));
 }
 
+// Several adapters at once give what each gives alone.
+TEST_F(Adapters, SeveralCompleteEachPrompt) {
+  const std::string other = train(base_, {"lora.rank=3", "lora.alpha=9"});
+  const std::string rank = str("lora.rank=", load_adapter_config(adapter_).lora.rank);
+  const std::string trained = train(base_, {rank, "learning_rate=3e-2"});
+  const auto generate = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"generate"});
+    arguments.insert(arguments.end(), {"ab", "cab", "--temperature", "0", "--max-tokens", "6"});
+    return run_cohort(arguments);
+  };
+  const std::string first = generate({adapter_}).out, second = generate({trained}).out;
+  const Output both =
+      generate({base_, "--adapter", "one=" + adapter_, "--adapter", "two=" + trained});
+  EXPECT_EQ(both.code, 0) << both.err;
+  std::vector<std::string> lines[3];
+  const auto split = [](const std::string& text, std::vector<std::string>& out) {
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+      if (!line.starts_with("--- ")) out.push_back(line);
+  };
+  split(first, lines[0]);
+  split(second, lines[1]);
+  split(both.out, lines[2]);
+  ASSERT_EQ(lines[2].size(), 4u) << both.out;
+  EXPECT_EQ(lines[2], (std::vector<std::string>{lines[0].at(0), lines[1].at(0), lines[0].at(1),
+                                                lines[1].at(1)}));
+  EXPECT_NE(both.out.find("--- prompt 2, two, sample 1 of 1"), std::string::npos) << both.out;
+  const Output json = generate({base_, "--json", "--adapter", "one=" + adapter_});
+  EXPECT_NE(json.out.find("\"adapter\":\"one\""), std::string::npos) << json.out;
+  expect_bad_input(generate({base_, "--adapter", "a=" + adapter_, "--adapter", "b=" + other}),
+                   {other, "has another rank, or other modules"});
+  expect_bad_input(generate({base_, "--adapter", adapter_}), {"expected NAME=DIR"});
+  expect_bad_input(generate({base_, "--adapter", "a=" + adapter_, "--adapter", "a=" + adapter_}),
+                   {"the name a is given twice"});
+  expect_bad_input(generate({adapter_, "--adapter", "a=" + adapter_}), {"is an adapter; hint"});
+  std::vector<std::string> nine{base_};
+  for (int i = 0; i < 9; ++i) nine.insert(nine.end(), {"--adapter", str(i, "=", adapter_)});
+  expect_bad_input(generate(nine), {"expected at most 8 adapters, got 9"});
+}
+
 // An adapter that was trained with rounded keys and values computes with them.
 TEST_F(Adapters, KeepTheirPrecision) {
   const std::vector<double> plain = log_probs(adapter_);

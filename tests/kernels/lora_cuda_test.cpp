@@ -185,6 +185,23 @@ TEST(CudaLoraInput, TheLayerBehindItSeesAllColumns) {
   }
 }
 
+TEST(CudaSelectAdapters, FollowsTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const int64_t count : {1, 33, 700}) {
+      std::vector<int32_t> rows;
+      for (int64_t t = 0; t < count; ++t) rows.push_back(static_cast<int32_t>(t * 7 % 5) - 1);
+      const Tensor at = Tensor::from(rows), table = Tensor::from(std::vector<int32_t>{2, 0, 1, 1});
+      const Tensor values =
+          random_tensor({count, 200}, DType::kF32, 3).to(DType::kBF16).to(DType::kF32);
+      const Tensor wide = values.to(dtype).to(device).clone();
+      Tensor h = wide.narrow(1, 8, 192), expected = values.narrow(1, 8, 192);
+      select_adapters({h, 64, at.to(device), table.to(device)});
+      select_adapters({expected, 64, at, table});
+      EXPECT_EQ(wide.to_vector<float>(), values.to_vector<float>());
+    }
+}
+
 // The layer begins to read x while the kernel that writes the tail runs, so the other columns must
 // be complete by then. rms_norm_forward() lets the next kernel start before it has begun to write.
 TEST(CudaLoraInput, ATailWrittenTooEarlyIsRefused) {

@@ -32,6 +32,21 @@ TEST(LoraInput, IsTheProductWithTheRowsOfA) {
     }
 }
 
+TEST(SelectAdapters, KeepsTheColumnsOfEachRowsAdapter) {
+  const Tensor wide = Tensor::full({4, 7}, 5, DType::kF64);
+  Tensor h = wide.narrow(1, 1, 6);
+  const Tensor rows = Tensor::from(std::vector<int32_t>{2, 0, -1, 1}),
+               table = Tensor::from(std::vector<int32_t>{1, 0, 2});
+  select_adapters({h, 2, rows, table});
+  EXPECT_EQ(wide.to_vector<double>(),
+            (std::vector<double>{5, 0, 0, 0, 0, 5, 5, 5, 0, 0, 5, 5, 0, 0,  //
+                                 5, 0, 0, 0, 0, 0, 0, 5, 5, 5, 0, 0, 0, 0}));
+  h.fill_(5);
+  select_adapters({h, 3, {}, {}});
+  EXPECT_EQ(h.narrow(0, 0, 1).to_vector<double>(), (std::vector<double>{5, 5, 5, 0, 0, 0}));
+  EXPECT_THROW_WITH(select_adapters({h, 4, {}, {}}), Error, "expected a multiple of 4 columns");
+}
+
 TEST(LoraInput, RowsDoNotDependOnTheOtherRows) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     const Tensor x = random_tensor({300, 130}, dtype, 1), a = random_tensor({64, 130}, dtype, 2);

@@ -226,8 +226,8 @@ TEST(TransformerDropout, BitsFollowTheSequenceNotThePacking) {
     auto reindexed = sequences;
     for (TokenSequence& s : reindexed) s.index += 3;
     EXPECT_FALSE(bit_equal(model.forward(pack(reindexed), train).value(), packed));
-    for (const ForwardOptions other : {ForwardOptions{.mode = Mode::kTrain, .seed = 6, .step = 6},
-                                       ForwardOptions{.mode = Mode::kTrain, .seed = 5, .step = 7}})
+    for (const ForwardOptions& other : {ForwardOptions{.mode = Mode::kTrain, .seed = 6, .step = 6},
+                                        ForwardOptions{.mode = Mode::kTrain, .seed = 5, .step = 7}})
       EXPECT_FALSE(bit_equal(model.forward(pack(sequences), other).value(), packed));
   }
 }

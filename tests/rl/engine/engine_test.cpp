@@ -350,6 +350,71 @@ TEST(Engine, GivesItsCacheBackBetweenRequests) {
   EXPECT_EQ(EngineTest::run(engine, EngineTest::short_requests()), expected);
 }
 
+// Each request has the samples that it has with a model of its adapter alone, to the bit.
+void expect_adapters_as_if_alone(DType dtype, Device device, kernels::WeightFormat base) {
+  ModelConfig config = engine_model();
+  config.d_model = 64;
+  config.num_heads = config.num_kv_heads = 2;
+  config.head_dim = 32;
+  config.d_ff = 128;
+  config.precision.base = base;
+  config.lora.rank = 4;
+  const double alphas[] = {8, 4, 12};
+  std::vector<std::vector<Tensor>> adapters;
+  std::vector<EngineRequest> requests = EngineTest(DType::kF32).requests(12);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].adapter = static_cast<int32_t>(i % 3);
+  config.lora.slots = 3;
+  config.lora.alpha = alphas[0];
+  Transformer several(config, dtype, 1, device);
+  for (size_t i = 0; i < 3; ++i) {
+    adapters.push_back(several.adapters());
+    for (Tensor& t : adapters.back())
+      t = random_tensor(t.shape(), DType::kF32, 100 * i + adapters.back().size(), 0.3)
+              .to(dtype)
+              .to(device);
+    if (i == 0)
+      several.set_adapters(adapters[0]);
+    else
+      several.set_adapter_slot(static_cast<int64_t>(i), adapters[i], alphas[i] / 4);
+  }
+  Engine engine(several, {.max_cache_tokens = 400});
+  const Completions all = EngineTest::run(engine, requests);
+  config.lora.slots = 1;
+  Completions plain;
+  for (size_t i = 0; i < 3; ++i) {
+    config.lora.alpha = alphas[i];
+    Transformer alone(config, dtype, 1, device);
+    alone.set_adapters(adapters[i]);
+    Engine one(alone, {});
+    for (size_t r = i; r < requests.size(); r += 3) {
+      EngineRequest request = requests[r];
+      request.adapter = 0;
+      for (const auto& [key, completion] : EngineTest::run(one, {request}))
+        EXPECT_EQ(all.at({static_cast<int64_t>(r), key.second}), completion) << r;
+    }
+    if (i > 0) continue;
+    // A forward without a cache has the first adapter.
+    const NoGradGuard no_grad;
+    const TokenSequence sequence{.tokens = {1, 2, 3, 4, 5}, .loss_mask = {0, 1, 1, 1, 1}};
+    const PackedBatch batch = alone.to_device(pack({&sequence, 1}));
+    EXPECT_TRUE(bit_equal(several.forward(batch).value(), alone.forward(batch).value()));
+  }
+  requests[0].adapter = 3;
+  EXPECT_THROW_WITH(engine.submit(requests[0]), Error, "expected an adapter below 3, got 3");
+}
+
+TEST(EngineAdapters, HaveTheBitsThatTheyHaveAlone) {
+  for (const auto base : {kernels::WeightFormat::kModel, kernels::WeightFormat::kNf4})
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      expect_adapters_as_if_alone(dtype, {}, base);
+}
+
+TEST(CudaEngineAdapters, HaveTheBitsThatTheyHaveAlone) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto base : {kernels::WeightFormat::kModel, kernels::WeightFormat::kNf4})
+    expect_adapters_as_if_alone(DType::kBF16, device, base);
+}
+
 class CudaEngine : public testing::TestWithParam<DType> {};
 
 TEST_P(CudaEngine, SamplesDoNotDependOnCapacityOrConcurrency) {
