@@ -222,10 +222,11 @@ void add_generate(CLI::App& app, int& code) {
              "sample N completions, print the --num with the largest mean token log-prob");
   add_number(command, "--seed", options.seed, "seed of the random numbers", 0);
   add_compute_options(command, options.compute);
-  command.add_option(
-      "--adapter", options.adapters,
-      "NAME=DIR, up to eight times: complete each prompt with each of these adapters "
-      "(LoRA) of the model, all at once");
+  command
+      .add_option("--adapter", options.adapters,
+                  "NAME=DIR, up to eight times: complete each prompt with each of these adapters "
+                  "(LoRA) of the model, all at once")
+      ->allow_extra_args(false);
   command.add_flag(
       "--json", options.json,
       "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "

@@ -572,10 +572,7 @@ LoadedModel load_with_adapters(const std::string& base, std::span<const std::str
         str("--adapter: expected at most ", kMaxAdapters, " adapters, got ", adapters.size()));
   ModelDescription saved = describe_model(base);
   if (!saved.base.path.empty())
-    throw InputError(str(base,
-                         " is an adapter; hint: give the folder of the base model, and the "
-                         "adapter by --adapter NAME=",
-                         base));
+    throw InputError(base + " is an adapter; hint: give its base, and it by --adapter NAME=DIR");
   const ModelConfig plain = saved.config;
   std::vector<double> scales;
   for (const std::string& dir : adapters) {

@@ -18,9 +18,8 @@ struct LoraInput {
 };
 COHORT_KERNEL(void lora_input(const LoraInput& args));
 
-// Of several adapters side by side, row t keeps the columns of one: adapters[rows[t]] times
-// `columns` and those after it, `columns` in all. Its other columns, and all of a row below 0,
-// become zeros.
+// Row t keeps the columns of one of several adapters side by side: `columns` of them, from
+// adapters[rows[t]] times `columns` on. Its other columns, and all of a row below 0, become zeros.
 struct SelectAdapters {
   Tensor& h;  // [T, S columns]; may be columns of a wider matrix
   int64_t columns = 0;

@@ -150,16 +150,20 @@ void expand_scales(std::span<float> out, std::span<const uint8_t> bytes,
     out[i] = table[bytes[i]] * blocks[i / static_cast<size_t>(block)] + offset;
 }
 
+// Checks the tensors of a weight [n, k].
+static void check_weight(const char* op, const QuantizedWeight& w, int64_t n, int64_t k,
+                         Device device) {
+  COHORT_CHECK(w.columns == k, "[", op, "] expected ", k, " columns, got ", w.columns);
+  check_tensor(w.values, {n, w.is_nf4() ? ceil_div(k, 2) : k}, w.is_nf4() ? DType::kU8 : DType::kI8,
+               op, "values", device);
+  check_tensor(w.scales, {n, ceil_div(k, w.group())}, DType::kF32, op, "scales", device);
+}
+
 void dequantize_weight(const DequantizeWeight& args) {
   const QuantizedWeight& w = args.w;
   ArgumentCheck check("dequantize_weight");
   check("strided [N, K] y", args.y);
-  const int64_t n = check["N"], k = check["K"];
-  COHORT_CHECK(w.columns == k, "[dequantize_weight] expected ", k, " columns, got ", w.columns);
-  check_tensor(w.values, {n, w.is_nf4() ? ceil_div(k, 2) : k}, w.is_nf4() ? DType::kU8 : DType::kI8,
-               "dequantize_weight", "values", args.y.device());
-  check_tensor(w.scales, {n, ceil_div(k, w.group())}, DType::kF32, "dequantize_weight", "scales",
-               args.y.device());
+  check_weight("dequantize_weight", w, check["N"], check["K"], args.y.device());
   on_device<cpu::dequantize_weight, cuda::dequantize_weight>(args.y.device(), args);
 }
 
@@ -169,7 +173,9 @@ void quantized_linear(const QuantizedLinear& args) {
   ArgumentCheck check("quantized_linear");
   check.bind("K", w.columns + tail);
   check.bind("N", w.values.dim(0));
-  check("strided [..., K] x; strided [..., N] y; [N, P] adapter?; [N] bias?", x, y, adapter, bias);
+  check("strided (M, K) x; strided (M, N) y; [N, P] adapter?; [N] bias?", x, y, adapter, bias);
+  check_weight("quantized_linear", w, check["N"], w.columns, x.device());
+  const OpSpan span("quantized_linear");
   COHORT_CHECK(reads_quantized(x.rows(), w, x.dtype(), tail, bias.defined()),
                "[quantized_linear] unsupported sizes: ", x.str(), " times ", w.values.str());
   if constexpr (kWithCuda) cuda::quantized_linear(args);

@@ -43,6 +43,8 @@ struct Tiling {
   static constexpr int kStageBytes = kBytesX + kBytesW + kRows * kGroups * 4;
   static constexpr int kShared = kStages * kStageBytes;
   static_assert(kShared <= 99 << 10 && kStageBytes % 128 == 0);
+  static_assert(kTokens * kColumns / 8 % kThreads == 0 && kRows * kBytes / 16 % kThreads == 0 &&
+                kRows * kGroups <= kThreads);
 };
 
 // Address of 16 bytes of a row of x in a stage: ldmatrix then has no bank conflicts.
@@ -50,8 +52,8 @@ __device__ __forceinline__ uint32_t chunk_of(uint32_t x, int row, int chunk) {
   return x + row * kRowBytesX + (chunk ^ row % 8) * 16;
 }
 
-// Copies columns [128 step, 128 step + 128) of the operands to a stage. The numbers of copies are
-// multiples of the number of threads, or below it.
+// Copies columns [128 step, 128 step + 128) of the operands to a stage. The numbers of copies of 16
+// bytes are multiples of the number of threads; the scales are at most as many.
 template <class T>
 __device__ __forceinline__ void load_stage(const Operands& in, uint32_t stage, int first_row,
                                            int step) {

@@ -65,7 +65,7 @@ struct EngineRequest {
   std::vector<kernels::SamplingParams> completions;
   std::vector<int32_t> stop_tokens;  // each ends a completion
   LogitBias logit_bias;
-  int32_t adapter = 0;  // of those of the model, LoraConfig::slots
+  int32_t adapter = 0;  // below LoraConfig::slots
 };
 
 // A sampled token with its statistics (kernels::Samples).

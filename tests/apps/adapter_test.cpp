@@ -157,7 +157,8 @@ TEST_F(Adapters, AreExportedAloneOrMerged) {
 
 // Several adapters at once give what each gives alone.
 TEST_F(Adapters, SeveralCompleteEachPrompt) {
-  const std::string other = train(base_, {"lora.rank=3", "lora.alpha=9"});
+  const std::string other = dir_.path("other");
+  fs::rename(train(base_, {"lora.rank=3", "lora.alpha=9"}), other);
   const std::string rank = str("lora.rank=", load_adapter_config(adapter_).lora.rank);
   const std::string trained = train(base_, {rank, "learning_rate=3e-2"});
   const auto generate = [&](std::vector<std::string> arguments) {
