@@ -157,34 +157,38 @@ TEST_F(Adapters, AreExportedAloneOrMerged) {
 
 // Several adapters at once give what each gives alone.
 TEST_F(Adapters, SeveralCompleteEachPrompt) {
+  const int64_t rank = load_adapter_config(adapter_).lora.rank;
   const std::string other = dir_.path("other");
-  fs::rename(train(base_, {"lora.rank=3", "lora.alpha=9"}), other);
-  const std::string rank = str("lora.rank=", load_adapter_config(adapter_).lora.rank);
-  const std::string trained = train(base_, {rank, "learning_rate=3e-2"});
+  fs::rename(train(base_, {str("lora.rank=", rank + 1)}), other);
+  const std::string trained =
+      train(base_, {str("lora.rank=", rank), "lora.alpha=9", "learning_rate=3e-2"});
   const auto generate = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"generate"});
     arguments.insert(arguments.end(), {"ab", "cab", "--temperature", "0", "--max-tokens", "6"});
     return run_cohort(arguments);
   };
-  const std::string first = generate({adapter_}).out, second = generate({trained}).out;
-  const Output both =
-      generate({base_, "--adapter", "one=" + adapter_, "--adapter", "two=" + trained});
-  EXPECT_EQ(both.code, 0) << both.err;
-  std::vector<std::string> lines[3];
-  const auto split = [](const std::string& text, std::vector<std::string>& out) {
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);)
-      if (!line.starts_with("--- ")) out.push_back(line);
+  const auto lines = [&](std::vector<std::string> arguments) {
+    arguments.emplace_back("--json");
+    const Output output = generate(arguments);
+    EXPECT_EQ(output.code, 0) << output.err;
+    std::vector<std::string> out;
+    std::istringstream in(output.out);
+    for (std::string line; std::getline(in, line);) out.push_back(line);
+    return out;
   };
-  split(first, lines[0]);
-  split(second, lines[1]);
-  split(both.out, lines[2]);
-  ASSERT_EQ(lines[2].size(), 4u) << both.out;
-  EXPECT_EQ(lines[2], (std::vector<std::string>{lines[0].at(0), lines[1].at(0), lines[0].at(1),
-                                                lines[1].at(1)}));
-  EXPECT_NE(both.out.find("--- prompt 2, two, sample 1 of 1"), std::string::npos) << both.out;
-  const Output json = generate({base_, "--json", "--adapter", "one=" + adapter_});
-  EXPECT_NE(json.out.find("\"adapter\":\"one\""), std::string::npos) << json.out;
+  // With ids and log-probs; the adapter's name is the last field.
+  const auto named = [](std::string line, const std::string& name) {
+    line.pop_back();
+    return line + ",\"adapter\":\"" + name + "\"}";
+  };
+  const std::vector<std::string> one = lines({adapter_}), two = lines({trained});
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_NE(one, two);
+  EXPECT_EQ(lines({base_, "--adapter", "one=" + adapter_, "--adapter", "two=" + trained}),
+            (std::vector<std::string>{named(one[0], "one"), named(two[0], "two"),
+                                      named(one[1], "one"), named(two[1], "two")}));
+  const Output text = generate({base_, "--adapter", "x=" + adapter_, "--adapter", "y=" + trained});
+  EXPECT_NE(text.out.find("--- prompt 2, y, sample 1 of 1"), std::string::npos) << text.out;
   expect_bad_input(generate({base_, "--adapter", "a=" + adapter_, "--adapter", "b=" + other}),
                    {other, "has another rank, or other modules"});
   expect_bad_input(generate({base_, "--adapter", adapter_}), {"expected NAME=DIR"});
