@@ -226,7 +226,8 @@ void add_generate(CLI::App& app, int& code) {
       .add_option("--adapter", options.adapters,
                   "NAME=DIR, up to eight times: complete each prompt with each of these adapters "
                   "(LoRA) of the model, all at once")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->excludes("--base");
   command.add_flag(
       "--json", options.json,
       "one JSON line per completion: text, token ids, log-probs, stop reason (eos, stop: "

@@ -16,6 +16,7 @@
 #include "job/model_settings.h"
 #include "job/run.h"
 #include "job/run_directory.h"
+#include "job/several_adapters.h"
 #include "sys/files.h"
 #include "text/chat_template.h"
 
@@ -128,6 +129,10 @@ struct NamedAdapters {
         throw InputError(str("--adapter: expected NAME=DIR, got '", option, "'"));
       names.push_back(option.substr(0, end));
       folders.push_back(find_checkpoint(option.substr(end + 1)));
+      if (!is_adapter_folder(folders.back()))
+        throw InputError(str("--adapter: ", folders.back(),
+                             " is no adapter: it has no "
+                             "adapter_config.json"));
       if (std::ranges::count(names, names.back()) > 1)
         throw InputError(str("--adapter: the name ", names.back(), " is given twice"));
     }
@@ -149,6 +154,7 @@ struct NamedAdapters {
         address.adapters.push_back(static_cast<int32_t>(i));
       }
     prompts = std::move(all);
+    address.repeats = std::ssize(names);
   }
 };
 
@@ -282,7 +288,7 @@ int generate(const GenerateOptions& options) {
     throw InputError(
         str("--template: ", *config, " has no data.jsonl; hint: give the prompts as text"));
   std::vector<Example> prompts = prompts_of(options, data, *loaded.tokenizer);
-  check_count(options, prompts.size());
+  check_count(options, prompts.size() * std::max<size_t>(adapters.names.size(), 1));
   if (options.input == GenerateOptions::Input::kMessage)
     render_messages(options, loaded, prompts, sampling);
   if (config) logging::info("template and sampling of ", *config);
@@ -346,13 +352,14 @@ int logprobs(const LogprobsOptions& options) {
 // The model, with the context that the overrides ask for.
 static LoadedModel load_evaluated(const std::string& checkpoint, const TrainConfig& config,
                                   const RunOptions& options) {
-  const bool asks_context = std::ranges::any_of(options.overrides, [](const std::string& text) {
-    return text.starts_with("model.context=");
-  });
-  const PrecisionConfig& precision = config.model.precision;
-  return load_model(checkpoint, config.dtype, parse_device(config.device, "device"), options.base,
-                    asks_context ? config.model.context : 0,
-                    precision.is_quantized() ? std::optional(precision.base) : std::nullopt);
+  const auto asks = [&](const char* key) {
+    return std::ranges::any_of(options.overrides,
+                               [&](const std::string& text) { return text.starts_with(key); });
+  };
+  return load_model(
+      checkpoint, config.dtype, parse_device(config.device, "device"), options.base,
+      asks("model.context=") ? config.model.context : 0,
+      asks("precision.base=") ? std::optional(config.model.precision.base) : std::nullopt);
 }
 
 int evaluate(const EvalOptions& options) {

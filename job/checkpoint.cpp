@@ -564,41 +564,6 @@ LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device
   return load_saved(checkpoint, std::move(saved), dtype, device);
 }
 
-LoadedModel load_with_adapters(const std::string& base, std::span<const std::string> adapters,
-                               DType dtype, Device device,
-                               std::optional<kernels::WeightFormat> format) {
-  if (adapters.size() > kMaxAdapters)
-    throw InputError(
-        str("--adapter: expected at most ", kMaxAdapters, " adapters, got ", adapters.size()));
-  ModelDescription saved = describe_model(base);
-  if (!saved.base.path.empty())
-    throw InputError(base + " is an adapter; hint: give its base, and it by --adapter NAME=DIR");
-  const ModelConfig plain = saved.config;
-  std::vector<double> scales;
-  for (const std::string& dir : adapters) {
-    const AdapterConfig adapter = load_adapter_config(dir);
-    AdapterBase found = find_base(dir, adapter, base);
-    if (!found.fingerprint.empty()) verify_base(found, dir);
-    ModelConfig with = with_adapter(plain, adapter, dir);
-    scales.push_back(with.lora.scale());
-    if (scales.size() == 1) saved.config.lora = with.lora;
-    if (with.lora.rank != saved.config.lora.rank || with.lora.targets != saved.config.lora.targets)
-      throw InputError(str("--adapter: ", dir, " has another rank, or other modules, than ",
-                           adapters[0], "; hint: use them in calls of their own"));
-  }
-  saved.config.lora.slots = std::ssize(adapters);
-  if (format) saved.config.precision.base = *format;
-  check_precision(saved.config, dtype, format ? "--weights" : "");
-  LoadedModel loaded{std::make_unique<Transformer>(saved.config, dtype, std::nullopt, device),
-                     std::move(saved.tokenizer),
-                     base,
-                     {}};
-  load_weights(*loaded.model, base);
-  for (size_t i = 0; i < adapters.size(); ++i)
-    load_adapter(*loaded.model, adapters[i], static_cast<int64_t>(i), scales[i]);
-  return loaded;
-}
-
 std::string model_fingerprint(const LoadedModel& model) {
   if (model.base.path.empty()) return base_fingerprint(model.checkpoint);
   return model.base.fingerprint + file_checksum(model.checkpoint + "/adapter_model.safetensors");

@@ -25,7 +25,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -163,13 +162,6 @@ struct LoadedModel {
 LoadedModel load_model(const std::string& checkpoint, DType dtype, Device device = {},
                        const std::string& base = "", int64_t context = 0,
                        std::optional<kernels::WeightFormat> format = {});
-// The whole model in the folder `base` with the adapters of up to kMaxAdapters folders side by
-// side, for sampling. Throws InputError if they have other ranks or modules than the first one, or
-// if another base was recorded.
-inline constexpr size_t kMaxAdapters = 8;
-LoadedModel load_with_adapters(const std::string& base, std::span<const std::string> adapters,
-                               DType dtype, Device device,
-                               std::optional<kernels::WeightFormat> format);
 // A checksum by which another model in its folder is recognised: base_fingerprint(), with that of
 // the adapter's weights.
 std::string model_fingerprint(const LoadedModel& model);

@@ -28,6 +28,8 @@ Transformer::Transformer(const ModelConfig& config, DType dtype, std::optional<u
   for (const Linear* layer : adapted_) largest = std::max(largest, layer->lora.b.value().numel());
   if (largest > 0) lora_workspace_ = Tensor::empty({largest}, dtype, device);
   check_precision(config_, dtype);
+  COHORT_CHECK(config_.lora.slots == 1 || !config_.precision.rounds_keys(),
+               "[transformer] scales of rounded keys are those of one adapter");
   if (seed) update_derived();
 }
 

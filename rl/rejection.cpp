@@ -43,6 +43,8 @@ RejectionRule parse_rejection(const std::string& rule) {
     throw InputError(str("rejection: expected a rule such as 'seq_mean_k3 > 0.002', got '", rule,
                          "'; hint: token, seq_sum, seq_mean or seq_max, then _k1, _k2 or _k3; > or "
                          "<; a number, with blanks between them"));
+  if (!out.above && out.estimator > 1)
+    throw InputError(str("rejection: '", rule, "': k2 and k3 are never below 0; hint: >"));
   if (out.above ? 0 > out.bound : 0 < out.bound)
     throw InputError(str("rejection: '", rule,
                          "' rejects every token that was drawn from the "

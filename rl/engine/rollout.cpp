@@ -284,7 +284,7 @@ EngineRequest Sampler::request(std::span<const Trajectory> group,
          .frequency_penalty = static_cast<float>(config_.frequency_penalty),
          .seed = address.seed,
          .stream = rng_stream(kSamplePurpose, static_cast<uint64_t>(address.step),
-                              static_cast<uint64_t>(first.group) << 24 | g)});
+                              static_cast<uint64_t>(first.group / address.repeats) << 24 | g)});
   return out;
 }
 

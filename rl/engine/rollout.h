@@ -53,6 +53,7 @@ struct SampleAddress {
   // Index of each prompt within the step, over all ranks; empty: 0, 1, 2, ...
   std::vector<int64_t> prompt_indices;
   std::vector<int32_t> adapters = {};  // one for each prompt; empty: the model's first
+  int64_t repeats = 1;  // so many prompts in a row are one, which share random numbers
 };
 
 // Progress callbacks of Sampler::sample().

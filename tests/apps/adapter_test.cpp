@@ -164,7 +164,7 @@ TEST_F(Adapters, SeveralCompleteEachPrompt) {
       train(base_, {str("lora.rank=", rank), "lora.alpha=9", "learning_rate=3e-2"});
   const auto generate = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"generate"});
-    arguments.insert(arguments.end(), {"ab", "cab", "--temperature", "0", "--max-tokens", "6"});
+    arguments.insert(arguments.end(), {"ab", "cab", "--max-tokens", "6"});
     return run_cohort(arguments);
   };
   const auto lines = [&](std::vector<std::string> arguments) {
@@ -192,6 +192,13 @@ TEST_F(Adapters, SeveralCompleteEachPrompt) {
   expect_bad_input(generate({base_, "--adapter", "a=" + adapter_, "--adapter", "b=" + other}),
                    {other, "has another rank, or other modules"});
   expect_bad_input(generate({base_, "--adapter", adapter_}), {"expected NAME=DIR"});
+  expect_bad_input(generate({base_, "--adapter", "a=" + base_}), {base_, "is no adapter"});
+  write_file(adapter_ + "/precision.json", "{\"cache\": \"fp8\"}");
+  expect_bad_input(generate({base_, "--adapter", "a=" + adapter_}), {"precision.cache: fp8"});
+  write_file(adapter_ + "/precision.json", "{\"base\": \"int8\"}");
+  expect_bad_input(generate({base_, "--adapter", "a=" + trained, "--adapter", "b=" + adapter_}),
+                   {adapter_, "has a base in another format"});
+  fs::remove(adapter_ + "/precision.json");
   expect_bad_input(generate({base_, "--adapter", "a=" + adapter_, "--adapter", "a=" + adapter_}),
                    {"the name a is given twice"});
   expect_bad_input(generate({adapter_, "--adapter", "a=" + adapter_}), {"is an adapter; hint"});

@@ -48,7 +48,9 @@ TEST(Rejection, OtherRulesAreErrors) {
                            "seq_mean_k4 > 1", "k3 > 1", "seq_min_k3 > 1", "token_k3 = 1",
                            "token_k3 > x", "token_k3 > 1x", "token_k3 > 1 2", "token_k3 > nan"})
     EXPECT_THROW_WITH(parse_rejection(rule), InputError, "rejection: expected a rule such as");
-  for (const char* rule : {"seq_mean_k1 < 0.5", "token_k2 < 0.1", "seq_max_k3 > -1"})
+  for (const char* rule : {"token_k2 < 0.1", "seq_max_k3 < 0"})
+    EXPECT_THROW_WITH(parse_rejection(rule), InputError, "k2 and k3 are never below 0");
+  for (const char* rule : {"seq_mean_k1 < 0.5", "seq_max_k3 > -1"})
     EXPECT_THROW_WITH(parse_rejection(rule), InputError, "rejects every token that was drawn from");
 }
 
