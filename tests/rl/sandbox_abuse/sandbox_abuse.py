@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 SCRIPT = os.path.join(ROOT, "scripts", "cohort_sandbox.py")
 TIMEOUT = 1.0
 SLACK = float(os.environ.get("COHORT_ABUSE_SLACK", "1"))  # seconds beyond the timeout: more on a loaded machine
+LONGEST = 60.0  # seconds after which a worker is taken to hang
 OTHER_USER = 65534
 PARTS = 3
 
@@ -95,6 +97,11 @@ class Worker:
         start = time.monotonic()
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], LONGEST)[0]:
+            processes = subprocess.run(["ps", "-eo", "pid,ppid,user,stat,wchan:24,etimes,args"], capture_output=True, text=True).stdout
+            self.process.kill()
+            left = "\n".join(line for line in processes.splitlines() if self.dir in line)
+            return {"error": f"no answer in {LONGEST} s; the worker, now killed, and what has its command line:\n{left}"}, LONGEST
         line = self.process.stdout.readline()
         seconds = time.monotonic() - start
         if not line:
