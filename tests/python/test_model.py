@@ -286,6 +286,20 @@ def test_a_model_is_exported_as_it_is_in_memory(model, small, tmp_path):
     assert np.abs(expected - again.logprobs("12+7=19").numpy()).max() > 1e-3
 
 
+def test_weights_in_fewer_bits_are_the_numbers_of_an_exported_folder(model, tmp_path):
+    text = "0101="
+    plain = model.logprobs(text).numpy()
+    for weights in ("int8", "nf4", "nf4_single"):
+        small = cohort.Model(model.folder, device="cpu", weights=weights)
+        assert all("_proj" not in name for name in small.parameters())
+        small.export(tmp_path / weights, dtype="float32")
+        whole = cohort.Model(tmp_path / weights, device="cpu")
+        np.testing.assert_array_equal(small.logprobs(text).numpy(), whole.logprobs(text).numpy())
+        assert np.abs(small.logprobs(text).numpy() - plain).max() > 0
+    with pytest.raises(cohort.InputError, match='weights: expected "bf16", "int8", "nf4" or "nf4_single", got "fp4"'):
+        cohort.Model(model.folder, device="cpu", weights="fp4")
+
+
 def test_an_exported_adapter_keeps_its_precision(model, small, tmp_path):
     adapted = cohort.Model(cohort.train(small("sft", init_from=model.folder, lora={"rank": 2}, precision={"cache": "fp8"}),
                                         progress=False).dir, device="cpu")
