@@ -15,27 +15,11 @@ using kernels::WeightFormat;
 
 namespace {
 
-// Quantised weights by the fields that describe them: "bitsandbytes, 4 bits".
-std::string quantization_of(const Json& json) {
-  const std::string* method = json.find_text("quant_method");
-  std::string text = method == nullptr ? "" : *method;
-  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  const Json& bits = json.get_or_null("bits");
-  if (bits.is_int()) add(str(bits.as_int(), " bits"));
-  if (const std::string* type = json.find_text("bnb_4bit_quant_type")) add(*type);
-  return text.empty() ? "a method that it does not name" : text;
-}
-
 constexpr const char* kState = ".quant_state.bitsandbytes__nf4";
 
 // "model.layers.0.mlp.up_proj.weight" -> "model.layers.0.mlp.up_proj.SCB".
 std::string row_scales_of(const std::string& weight) {
   return weight.substr(0, weight.rfind('.')) + ".SCB";
-}
-
-bool is_on(const Json& json, const char* field) {
-  const Json& value = json.get_or_null(field);
-  return value.is_bool() && value.as_bool();
 }
 
 // The tensors of one weight.
@@ -134,24 +118,6 @@ void read_int8(const Parts& parts, const SafetensorsFolder& folder, const std::s
 }
 
 }  // namespace
-
-WeightFormat stored_format(const Json& config) {
-  for (const char* field : {"quantization_config", "quantization"}) {
-    const Json& value = config.get_or_null(field);
-    if (value.is_null() || (value.is_object() && value.as_object().empty())) continue;
-    const std::string* const method = value.find_text("quant_method");
-    if (method != nullptr && *method == "bitsandbytes") {
-      const std::string* const type = value.find_text("bnb_4bit_quant_type");
-      if (is_on(value, "load_in_8bit")) return WeightFormat::kInt8;
-      if (is_on(value, "load_in_4bit") && type != nullptr && *type == "nf4")
-        return WeightFormat::kNf4;
-    }
-    throw InputError(str("the field ", field, ": quantized weights (", quantization_of(value),
-                         ") are not supported, but for nf4 and int8 of bitsandbytes; hint: use the "
-                         "folder of the 16-bit model, whose name has no -GPTQ, -AWQ or -FP8"));
-  }
-  return WeightFormat::kModel;
-}
 
 WeightFormat whole_format(const std::string& dir, const ModelConfig& config) {
   if (config.stored_format == WeightFormat::kModel || config.is_encoder())

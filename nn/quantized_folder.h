@@ -10,11 +10,6 @@
 
 namespace cohort {
 
-// The format that a config.json states in quantization_config: kNf4 (with double quantisation or
-// without) or kInt8 of bitsandbytes; kModel without one. Throws InputError naming the method for
-// others.
-kernels::WeightFormat stored_format(const Json& config);
-
 // The configuration's stored_format if the folder has all linear layers of the blocks in it; kModel
 // if it has some as numbers, and for encoders.
 kernels::WeightFormat whole_format(const std::string& dir, const ModelConfig& config);

@@ -28,6 +28,22 @@ bool is_harmless(const std::string& field) {
   return has_word(kHarmless, field);
 }
 
+// Quantised weights by the fields that describe them: "bitsandbytes, 4 bits".
+std::string quantization_of(const Json& json) {
+  const std::string* method = json.find_text("quant_method");
+  std::string text = method == nullptr ? "" : *method;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const Json& bits = json.get_or_null("bits");
+  if (bits.is_int()) add(str(bits.as_int(), " bits"));
+  if (const std::string* type = json.find_text("bnb_4bit_quant_type")) add(*type);
+  return text.empty() ? "a method that it does not name" : text;
+}
+
+bool is_on(const Json& json, const char* field) {
+  const Json& value = json.get_or_null(field);
+  return value.is_bool() && value.as_bool();
+}
+
 }  // namespace
 
 bool is_blank(const Json& value) {
@@ -35,6 +51,24 @@ bool is_blank(const Json& value) {
          (value.is_string() && value.as_string().empty()) ||
          (value.is_array() && value.as_array().empty()) ||
          (value.is_object() && value.as_object().empty());
+}
+
+kernels::WeightFormat stored_format(const Json& config) {
+  for (const char* field : {"quantization_config", "quantization"}) {
+    const Json& value = config.get_or_null(field);
+    if (value.is_null() || (value.is_object() && value.as_object().empty())) continue;
+    const std::string* const method = value.find_text("quant_method");
+    if (method != nullptr && *method == "bitsandbytes") {
+      const std::string* const type = value.find_text("bnb_4bit_quant_type");
+      if (is_on(value, "load_in_8bit")) return kernels::WeightFormat::kInt8;
+      if (is_on(value, "load_in_4bit") && type != nullptr && *type == "nf4")
+        return kernels::WeightFormat::kNf4;
+    }
+    throw InputError(str("the field ", field, ": quantized weights (", quantization_of(value),
+                         ") are not supported, but for nf4 and int8 of bitsandbytes; hint: use the "
+                         "folder of the 16-bit model, whose name has no -GPTQ, -AWQ or -FP8"));
+  }
+  return kernels::WeightFormat::kModel;
 }
 
 Json model_fields(const Json& config) {

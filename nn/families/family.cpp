@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "nn/quantized_folder.h"
-
 namespace cohort {
 namespace {
 

@@ -18,6 +18,10 @@ namespace cohort {
 
 // True for null, false, and empty text, lists and objects.
 bool is_blank(const Json& value);
+// The format that a config.json states in quantization_config: kNf4 (with double quantisation or
+// without) or kInt8 of bitsandbytes; kModel without one. Throws InputError naming the method for
+// others.
+kernels::WeightFormat stored_format(const Json& config);
 // The fields of a config.json that may change what the model computes, without blank ones.
 Json model_fields(const Json& config);
 
