@@ -136,9 +136,9 @@ void double_quantize(std::span<float> scales) {
     for (float& s : part) {
       // A shorter block, the last one, is divided, and not multiplied by the inverse.
       const float scaled = part.size() == kBlock ? unit(s) : s / std::max(unit.largest, 1e-38f);
-      size_t index = 0;
-      while (index + 1 < kMap.size() && (kMap[index] + kMap[index + 1]) / 2 < scaled) ++index;
-      s = kMap[index] * unit.largest + offset;
+      const auto* const nearest = std::partition_point(
+          kMap.begin(), kMap.end() - 1, [&](const float& v) { return (v + (&v)[1]) / 2 < scaled; });
+      s = *nearest * unit.largest + offset;
     }
   }
 }

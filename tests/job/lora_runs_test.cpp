@@ -4,6 +4,7 @@
 
 #include "sys/files.h"
 #include "tests/job/small_runs.h"
+#include "tests/support/tensor_files.h"
 
 namespace cohort::test {
 namespace {
@@ -120,13 +121,7 @@ TEST_F(LoraRuns, AnyNumberOfRanksTrainsAsOne) {
     for (const char* ranks : {"ranks=1", "ranks=2"}) {
       const std::string run =
           train_new(plan(str("run-", ranks), trainer, {ranks, "adam_eps=1e-3"}));
-      const SafetensorsFile file(find_checkpoint(run) + "/" + kAdapter);
-      std::vector<double> all;
-      for (const std::string& name : file.names()) {
-        const auto part = file.read(name).to_vector<double>();
-        all.insert(all.end(), part.begin(), part.end());
-      }
-      weights.push_back(Tensor::from(all));
+      weights.push_back(all_values(find_checkpoint(run) + "/" + kAdapter));
     }
     EXPECT_LT(relative_error(weights[1], weights[0]), 1e-12);
   }

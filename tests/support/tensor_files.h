@@ -26,6 +26,17 @@ inline NamedTensors tensors_of(const std::vector<TensorSource>& sources) {
   return out;
 }
 
+// The numbers of all tensors of a file, in their order, as one tensor.
+inline Tensor all_values(const std::string& path) {
+  const SafetensorsFile file(path);
+  std::vector<double> out;
+  for (const std::string& name : file.names()) {
+    const auto part = file.read(name).to_vector<double>();
+    out.insert(out.end(), part.begin(), part.end());
+  }
+  return Tensor::from(out);
+}
+
 inline void write_safetensors(const std::string& path, const NamedTensors& tensors) {
   std::vector<TensorSource> sources;
   for (const auto& [name, tensor] : tensors)
