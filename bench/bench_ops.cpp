@@ -139,10 +139,9 @@ void add_matmul(Rows& rows) {
   }
 }
 
-// The layer x w^T with its weight in 8 or 4 bits, whose last `rank` columns are an adapter's, and
-// its expansion.
-void add_quantized(Rows& rows, const Tensor& x, const Tensor& w, Tensor y, int64_t rank) {
-  const int64_t out = w.dim(0), in = w.dim(1) - rank;
+// The layer of lora_linear with its weight in 8 or 4 bits, and its expansion.
+void add_quantized(Rows& rows, const Tensor& x, const Tensor& a, const Tensor& w, Tensor y) {
+  const int64_t out = w.dim(0), rank = a.dim(0), in = w.dim(1) - rank;
   for (const auto& [name, format] :
        {std::pair("int8", WeightFormat::kInt8), {"nf4", WeightFormat::kNf4}}) {
     const QuantizedWeight host =
@@ -161,7 +160,8 @@ void add_quantized(Rows& rows, const Tensor& x, const Tensor& w, Tensor y, int64
       rows.push_back({str("quantized_linear ", name),
                       str("x", x.shape().str(), " w", w.shape().str()),
                       {.bytes = bytes},
-                      [=]() mutable {
+                      [=, h = x.narrow(1, in, rank), body = x.narrow(1, 0, in)]() mutable {
+                        lora_input({.h = h, .x = body, .a = a});
                         quantized_linear({y, x, q, adapter, {}});
                       }});
   }
@@ -173,7 +173,8 @@ void add_lora(Rows& rows) {
   std::vector<std::array<int64_t, 3>> sizes = {{32, 512, 128}};
   if (g_setup.device.is_cuda())
     sizes = {{1, 896, 896},     {64, 896, 896},     {512, 896, 896},     {1, 4096, 4096},
-             {64, 4096, 4096},  {512, 4096, 4096},  {64, 4096, 14336},   {512, 4096, 14336},
+             {64, 4096, 4096},  {512, 4096, 4096},  {1, 4096, 14336},    {64, 4096, 14336},
+             {512, 4096, 14336}, {1, 6144, 4096}, {64, 6144, 4096}, {1, 28672, 4096}, {64, 28672, 4096},
              {16384, 896, 896}, {3072, 4096, 4096}, {32768, 4096, 4096}, {8192, 4096, 14336}};
   for (const auto& [tokens, out, in] : sizes) {
     const Tensor x = random({tokens, in + kRank}), a = random({kRank, in});
@@ -187,7 +188,7 @@ void add_lora(Rows& rows) {
                       lora_input({.h = h, .x = body, .a = a});
                       linear_forward({y, x, w, {}, kRank});
                     }});
-    add_quantized(rows, x, w, y, kRank);
+    add_quantized(rows, x, a, w, y);
   }
   // The gradients of h and B, of rank 16.
   std::vector<std::array<int64_t, 3>> outputs = {{512, 128, 1}};

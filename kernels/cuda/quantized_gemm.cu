@@ -8,6 +8,7 @@
 #include "kernels/cuda/accumulation_order.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/sm90/skinny_gemm.h"
 #include "kernels/quantized_weight.h"
 
 namespace cohort::kernels::cuda {
@@ -270,6 +271,8 @@ void quantized_linear(const QuantizedLinear& args) {
           in.y_stride % 2 == 0,
       "[quantized_linear] expected rows of x aligned to 16 bytes and those of y to 4, got ",
       x.str(), " and ", y.str());
+  check_tail(x, in.tail);
+  if (is_quantized_skinny(x.device(), in.m, w, in.tail)) return quantized_skinny_gemm(args);
   if (w.is_nf4())
     run<true>(in, x.device());
   else

@@ -80,8 +80,9 @@ struct Pipeline {
   __device__ __forceinline__ void producer_commit_warp(const State& state, int producer = 0) const {
     arrive_once_per_warp(full(state.index, producer));
   }
-  __device__ __forceinline__ void producer_commit_expect_tx(const State& state, int bytes) const {
-    barrier_arrive_expect_tx(full(state.index), bytes);
+  __device__ __forceinline__ void producer_commit_expect_tx(const State& state, int bytes,
+                                                            int producer = 0) const {
+    barrier_arrive_expect_tx(full(state.index, producer), bytes);
   }
 
   // Waits until a producer has filled its part of the stage.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/activation.h"
+#include "kernels/quantized_weight.h"
 
 namespace cohort::kernels::cuda {
 
@@ -31,5 +32,11 @@ bool is_skinny(const GemmSize& size, Device device);
 // [M, N / 2]. In is_gated_skinny() n is the number of rows of w.
 void gated_skinny_gemm(const SkinnyGemm& args, Activation op);
 bool is_gated_skinny(const GemmSize& size, Device device);
+
+// quantized_linear() with the pipeline of skinny_gemm().
+void quantized_skinny_gemm(const QuantizedLinear& args);
+// True if it supports these sizes on this device: up to kSkinnyRows rows, K and the tail multiples
+// of 64, N of 8, and code compiled for sm_90 or newer.
+bool is_quantized_skinny(Device device, int64_t rows, const QuantizedWeight& w, int64_t tail);
 
 }  // namespace cohort::kernels::cuda
