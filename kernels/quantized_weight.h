@@ -81,7 +81,8 @@ struct DequantizeWeight {
 COHORT_KERNEL(void dequantize_weight(const DequantizeWeight& args));
 
 // y = [x | h] [w | s B]^T + bias of few rows, in bf16 on a GPU, with the bits of linear_forward()
-// on the dequantised weight, which is not written. Only if reads_quantized().
+// on the dequantised weight, which is not written. Only if reads_quantized(). h is a tail as in
+// LinearForward.
 struct QuantizedLinear {
   Tensor& y;        // [T, N]
   const Tensor& x;  // [T, K + P]; both may be columns of a wider matrix

@@ -1,4 +1,5 @@
-// GEMM of few rows with weights in 8 or 4 bits, limited by reading them: sm_80 and newer.
+// GEMM of few rows with weights in 8 or 4 bits, limited by reading them: sm_80 and newer, on sm_90
+// for tails that sm90/quantized_gemm.cu does not take.
 //
 // It has the accumulation order of accumulation_order.h: each output is one chain of mma.m16n8k16
 // with ascending k, over the columns of the weight and then over those of its adapter. A warp has
@@ -243,6 +244,7 @@ bool reads_quantized(int64_t rows, const QuantizedWeight& w, int64_t tail, bool 
     return Tensor::without_elements(shape, DType::kBF16, w.values.device());
   };
   return rows > 0 && rows <= kMostRows && w.columns % 64 == 0 && n % 8 == 0 && tail % 16 == 0 &&
+         n > 0 && w.columns > 0 &&
          std::max(n, w.columns) < int64_t{1} << 30 &&
          linear_accumulates_in_order(sized({rows, w.columns + tail}), sized({n, w.columns + tail}),
                                      with_bias ? sized({n}) : Tensor());
@@ -266,9 +268,8 @@ void quantized_linear(const QuantizedLinear& args) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
   COHORT_CHECK(
-      RowOffsets(x).inner == 1 && RowOffsets(y).inner == 1 && aligned(in.x, in.values) &&
-          is_aligned(in.y, 4) && is_aligned(in.adapter, 4) && in.x_stride % 8 == 0 &&
-          in.y_stride % 2 == 0,
+      RowOffsets(x).inner == 1 && RowOffsets(y).inner == 1 && aligned(in.x, in.values, in.adapter) &&
+          is_aligned(in.y, 4) && in.x_stride % 8 == 0 && in.y_stride % 2 == 0,
       "[quantized_linear] expected rows of x aligned to 16 bytes and those of y to 4, got ",
       x.str(), " and ", y.str());
   check_tail(x, in.tail);

@@ -464,6 +464,36 @@ Variable mlp_block(const Variable& x, Inputs w) {
   return add(x, linear(swiglu(linear(h, w[1], w[2])), w[3]));
 }
 
+// Chunks are of 64 tokens.
+void add_gated_delta(Table& table) {
+  struct Row {
+    const char* variant;
+    int64_t key_heads, heads, dim;
+    std::vector<int32_t> starts, prefixes;
+  };
+  for (const Row& row : std::vector<Row>{{"one token", 1, 1, 1, {0, 1}, {}},
+                                         {"4 heads on 2, lengths 63 0 5", 2, 4, 3, {0, 63, 63, 68}, {}},
+                                         {"64 tokens", 1, 2, 2, {0, 64}, {}},
+                                         {"65 and 130 tokens", 1, 1, 2, {0, 65, 195}, {}},
+                                         {"two behind a prefix", 1, 2, 2, {0, 70, 75, 137},
+                                          {0, 0, 0, 70, 0, 70}}}) {
+    const int64_t tokens = row.starts.back();
+    const InputSpec keys{{tokens, row.key_heads, row.dim}}, values{{tokens, row.heads, row.dim}},
+        gates{{tokens, row.heads}};
+    table.push_back({"gated_delta", row.variant, inputs({keys, keys, values, gates, gates}),
+                     [row](Inputs in) {
+                       kernels::GatedDeltaDesc desc;
+                       if (!row.prefixes.empty())
+                         desc.prefixes = ids(row.prefixes, in[0])
+                                             .reshape({static_cast<int64_t>(row.prefixes.size()) / 2, 2});
+                       const Variable g = scale(square(in[3]), -0.5);
+                       return gated_delta(in[0], scale(in[1], 0.5), in[2], g, sigmoid(in[4]),
+                                          ids(row.starts, in[0]), desc);
+                     },
+                     false});
+  }
+}
+
 Variable attention_block(const Variable& x, Inputs w) {
   const int64_t tokens = x.value().dim(0);
   const Tensor positions = ids({0, 1, 2, 0, 1, 2, 3}, x);
@@ -513,6 +543,7 @@ std::vector<OpCase> op_cases() {
   add_rope(table);
   add_qk_norm(table);
   add_attention(table);
+  add_gated_delta(table);
   add_head(table);
   add_policy_loss(table);
   add_composites(table);

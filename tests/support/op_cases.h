@@ -21,6 +21,7 @@ struct OpCase {
   std::function<std::vector<Tensor>(uint64_t seed)> inputs;
   // The op on them. Its constants take the dtype of the first input, so that any dtype works.
   std::function<Variable(std::span<const Variable>)> fn;
+  bool on_gpus = true;  // false: the op is not there yet
 };
 
 std::vector<OpCase> op_cases();

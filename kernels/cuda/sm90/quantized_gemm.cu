@@ -108,7 +108,8 @@ struct QuantizedWeights {
 
   // Writes the values of 64 columns of a row of numbers, of which `chunk` is the first of 16 bytes,
   // to row `to` of a box.
-  static __device__ __forceinline__ void expand(uint32_t to, uint32_t from, int chunk, float scale) {
+  static __device__ __forceinline__ void expand(uint32_t to, uint32_t from, int chunk,
+                                                float scale) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const uint32_t swizzle = lane % 8 * 16, source_swizzle = kIsNf4 ? lane / 2 % 4 : lane % 8;
     uint4 words[kWords];
@@ -150,19 +151,19 @@ struct QuantizedWeights {
   template <class T>
   __device__ void write(const OperandStages<T>& stages, const SkinnySizes& size, int warp) const {
     constexpr int kUnits = arrivals(T::kRows);
-    static_assert(T::kRows % 16 == 0 && T::kStages % kStride == 0);
+    static_assert(T::kRows % 16 == 0 && T::kStages % kStride == 0 && T::kParts == 1 &&
+                  T::kBlocksPerSm == 1 && T::kStageBytes % 1024 == 0 && T::kSource % 1024 == 0);
     if (warp == kUnits * kStride) {
       if (threadIdx.x % 32 != 0) return;
-      return load_operand(
-          stages, size, size.may_prefetch_w ? INT_MAX : 0, 1, T::kBytesSource,
-          [&](uint32_t stage, int tile, int step, uint32_t barrier) {
-            tma_load(stage + T::kSource, &map,
-                     {step * kNumbers / 2, T::first_row(size, tile), 0, 0}, barrier);
-          });
+      return load_operand(stages, size, size.may_prefetch_w ? INT_MAX : 0, 1, T::kBytesSource,
+                          [&](uint32_t stage, int tile, int step, uint32_t barrier) {
+                            tma_load(stage + T::kSource, &map,
+                                     {step * kNumbers / 2, T::first_row(size, tile), 0, 0},
+                                     barrier);
+                          });
     }
     if (!size.may_prefetch_w) wait_on_dependent_grids();
-    const int steps = size.steps(),
-              item = warp % kUnits * 32 + static_cast<int>(threadIdx.x % 32),
+    const int steps = size.steps(), item = warp % kUnits * 32 + static_cast<int>(threadIdx.x % 32),
               box = item / T::kRows, row = item % T::kRows;
     Stage<T> stage;
     stage.advance(warp / kUnits, steps);
@@ -220,8 +221,8 @@ void dispatch(const SkinnyGemm& args, const QuantizedLinear& in) {
                          .tail = static_cast<int>(args.tail),
                          .groups = static_cast<int>(in.w.scales.dim(1))});
   };
-  // Rows of w of which 132 multiprocessors have a tile each, or from 132 * 80 on two of 112. About
-  // 15 warps expand, fewer where the consumers need many registers.
+  // Rows of w of which 132 multiprocessors have a tile each, or from 132 * 80 on two of 112. The
+  // strides let 8 to 16 warps expand: fewer with many registers of the consumers, or few stages.
   if (n <= 132 * 16) {
     if (m <= 16) return run.template operator()<16, 16, 16, 8, 16>();
     if (m <= 32) return run.template operator()<32, 16, 16, 16, 8>();

@@ -184,8 +184,8 @@ struct WarpTile {
 
   // Writes the outputs of the tile, each from the values of all parts, and clears the accumulators.
   template <class Output>
-  __device__ void finish(const SkinnyEpilogue<typename T::Out>& to, const SkinnySizes& size, int tile,
-                         const Output& output) {
+  __device__ void finish(const SkinnyEpilogue<typename T::Out>& to, const SkinnySizes& size,
+                         int tile, const Output& output) {
     using Pair = Pack<typename T::Out, 2>;
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
     const int m0 = T::first_token(size, tile) + warp % T::kAcross * T::kWarpTokens + group;
@@ -220,7 +220,8 @@ struct WarpTile {
         }
     }
   }
-  __device__ void finish(const SkinnyEpilogue<typename T::Out>& to, const SkinnySizes& size, int tile) {
+  __device__ void finish(const SkinnyEpilogue<typename T::Out>& to, const SkinnySizes& size,
+                         int tile) {
     using Pair = Pack<typename T::Out, 2>;
     if constexpr (T::kParts == 1) {
       finish(to, size, tile, [](const Pair(&outputs)[1]) { return outputs[0]; });
@@ -242,8 +243,8 @@ struct WarpTile {
 // next, because the compiler moves loads only within an iteration, and sinks them to just before
 // their use if that is in another one.
 template <class T>
-__device__ void multiply_tiles(const SkinnyEpilogue<typename T::Out>& to, const OperandStages<T>& stages,
-                               const SkinnySizes& size) {
+__device__ void multiply_tiles(const SkinnyEpilogue<typename T::Out>& to,
+                               const OperandStages<T>& stages, const SkinnySizes& size) {
   const int steps = size.steps();
   const auto pipeline = stages.pipeline;
   PipelineState<T::kStages> state;
@@ -307,11 +308,11 @@ __global__ void __launch_bounds__(T::kThreads, T::Weights::kBlocksPerSm)
   } else if (!is_x) {
     w.template write<T>(stages, size, warp - T::kConsumers);
   } else if (thread % 32 == 0) {
-    load_operand(stages, size, size.x_body, 0, T::kBytesX,
-                 [&](uint32_t stage, int tile, int step, uint32_t barrier) {
-                   tma_load(stage + T::kBytesW, &x, {0, T::first_token(size, tile), 0, 2 * step},
-                            barrier);
-                 });
+    load_operand(
+        stages, size, size.x_body, 0, T::kBytesX,
+        [&](uint32_t stage, int tile, int step, uint32_t barrier) {
+          tma_load(stage + T::kBytesW, &x, {0, T::first_token(size, tile), 0, 2 * step}, barrier);
+        });
   }
 #endif
 }
@@ -349,8 +350,8 @@ void run_skinny(const SkinnyGemm& args, const typename T::Weights& w, Activation
           .shared_bytes = T::kShared,
           .start = Start::kProgrammatic},
          device,
-         SkinnyEpilogue<typename T::Out>{pointer<typename T::Out>(args.y),
-                                         RowOffsets(args.y).outer, pointer<bf16>(args.bias), op},
+         SkinnyEpilogue<typename T::Out>{pointer<typename T::Out>(args.y), RowOffsets(args.y).outer,
+                                         pointer<bf16>(args.bias), op},
          operand_tensor_map(args.x, 1, T::kTokens), w, size);
 }
 

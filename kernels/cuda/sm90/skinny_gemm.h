@@ -35,8 +35,8 @@ bool is_gated_skinny(const GemmSize& size, Device device);
 
 // quantized_linear() with the pipeline of skinny_gemm().
 void quantized_skinny_gemm(const QuantizedLinear& args);
-// True if it supports these sizes on this device: up to kSkinnyRows rows, K and the tail multiples
-// of 64, N of 8, and code compiled for sm_90 or newer.
+// True if it takes these of the calls that reads_quantized() allows: those with a tail that is a
+// multiple of 64, if the device has sm_90 or newer and code was compiled for it.
 bool is_quantized_skinny(Device device, int64_t rows, const QuantizedWeight& w, int64_t tail);
 
 }  // namespace cohort::kernels::cuda

@@ -138,7 +138,7 @@ __device__ __forceinline__ void bulk_wait() {
 // Orders this thread's stores to shared memory, and loads still in flight, before accesses of the
 // async proxy (TMA, wgmma) by those that wait for its next barrier arrival. PTX asks for it after
 // loads of any kind. But a load whose value has been used cannot return what TMA writes later, so
-// memory that was only read is released without a fence (skinny_gemm.cu, lora.cu, head.cu,
+// memory that was only read is released without a fence (skinny_gemm.cuh, lora.cu, head.cu,
 // backward_wide.cuh).
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");

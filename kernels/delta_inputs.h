@@ -1,0 +1,76 @@
+// Inputs of the gated delta rule (Gated DeltaNet, Yang et al. 2024, arXiv 2412.06464; Qwen3.5):
+// queries, keys and values from a short causal convolution, decays g and write strengths beta.
+//
+//   c[t] = silu(w[0] x[t - 3] + w[1] x[t - 2] + w[2] x[t - 1] + w[3] x[t])   per channel
+//   q, k = c / sqrt(sum(c^2) + 1e-6)  per head,  v = c
+//   g    = -exp(a_log) softplus(a + dt_bias),  softplus(z) = z for z > 20, else log1p(exp(z))
+//   beta = sigmoid(b)
+//
+// The channels of x are those of q, k and v, in this order: C = 2 Hk D + Hv D. A convolution is an
+// fma chain from +0 with the oldest input first; inputs before the start of a sequence are +0. The
+// sum of squares is in ascending order, and q and k are c (1 / sqrt(...)). The bits of a row depend
+// on its four inputs, b and a only, so that a NaN reaches no other sequence but those that have its
+// own as their prefix.
+//
+// There are no CUDA kernels yet: a call with CUDA tensors throws Error.
+#pragma once
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+// Packed sequences: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty ones are
+// allowed. Shared prefixes are those of AttentionDesc::prefixes: the inputs before the first token
+// of a sequence are the last ones of its prefix. x, b and a may be columns of wider matrices. Other
+// cu_seqlens or prefixes than those throw Error before anything is written.
+struct DeltaInputs {
+  Tensor &q, &k;                  // [T, Hk, D], of x's dtype
+  Tensor& v;                      // [T, Hv, D], of x's dtype
+  Tensor &g, &beta;               // [T, Hv], accumulate_dtype(x)
+  const Tensor& x;                // [T, C]
+  const Tensor& w;                // [C, 4]
+  const Tensor &b, &a;            // [T, Hv]
+  const Tensor &a_log, &dt_bias;  // [Hv], accumulate_dtype(x)
+  const Tensor& cu_seqlens;       // [S + 1] i32, ascending from 0 to T
+  Tensor prefixes = {};           // [S, 2] i32: first token and length (0: none), or undefined
+};
+void delta_inputs(const DeltaInputs& args);
+
+// Prefill and decode: the rows of sequence s start at positions[s], and ring slots[s] has its
+// earlier inputs, that of position p at p % 8; positions below 0 are not read. The call writes its
+// rows to the ring. The bits are those of the packed call for any division of a sequence into
+// calls. The next call may continue at up to five positions before the end of this one. A sequence
+// whose slot is below 0 is idle: its rows give zeros, and it reads and writes no ring. Throws Error
+// before anything is written if a sequence with rows has a position below 0, or a slot that is not
+// below N or that another sequence with rows has.
+struct DeltaInputsCached {
+  Tensor& ring;                  // [N, 8, C], of x's dtype; ring[i] has any stride
+  Tensor &q, &k, &v, &g, &beta;  // as in DeltaInputs, also below
+  const Tensor &x, &w, &b, &a, &a_log, &dt_bias;
+  const Tensor &slots, &positions;  // [S] i32
+  const Tensor& cu_seqlens;
+};
+void delta_inputs_cached(const DeltaInputsCached& args);
+
+// Gradients of delta_inputs(); any of them may be undefined. Each is a sum over tokens in ascending
+// order, so that an input in a prefix gets the terms of its own sequence first and then those of
+// the sequences that continue it. In mode kAccumulate the terms are added one by one.
+struct DeltaInputsBackward {
+  GradOut dx;                  // [T, C], dx[t] has any stride; must not overlap x
+  GradOut dw;                  // [C, 4], accumulate_dtype(x)
+  GradOut db, da;              // [T, Hv], any stride
+  GradOut da_log, ddt_bias;    // [Hv], accumulate_dtype(x)
+  const Tensor &dq, &dk, &dv;  // as q, k, v
+  const Tensor &dg, &dbeta;    // as g, beta
+  const Tensor &x, &w, &b, &a, &a_log, &dt_bias, &cu_seqlens;
+  Tensor prefixes = {};
+};
+void delta_inputs_backward(const DeltaInputsBackward& args);
+
+namespace cpu {
+void delta_inputs(const DeltaInputs& args);
+void delta_inputs_cached(const DeltaInputsCached& args);
+void delta_inputs_backward(const DeltaInputsBackward& args);
+}  // namespace cpu
+
+}  // namespace cohort::kernels

@@ -1,0 +1,96 @@
+// The gated delta rule (Gated DeltaNet, Yang et al. 2024, arXiv 2412.06464) over packed sequences
+// and over states of sequences in progress. A head has a matrix S [D, D], from zero, and for the
+// token at position t
+//
+//   S_t = exp(g_t) S_(t-1) + k_t u_t^T,  u_t = beta_t (v_t - exp(g_t) S_(t-1)^T k_t)
+//   o_t = scale S_t^T q_t
+//
+// Canonical order (bit-identical in training, prefill and decode): chunks of 64 positions, counted
+// from token 0 of a sequence. With S the matrix at the start of the chunk of t, sums over i of this
+// chunk, and G_t the sum of log2(e) g_i for i <= t, added in ascending order from 0,
+//
+//   u_t = beta_t (v_t - 2^G_t S^T k_t - sum_(i<t) 2^(G_t - G_i) (k_t k_i) u_i)
+//   o_t = scale (2^G_t S^T q_t + sum_(i<=t) 2^(G_t - G_i) (q_t k_i) u_i)
+//
+// where terms are added one by one in ascending i, each by a fused multiply-add, and u is as
+// stored, rounded: its error is then corrected by the rule itself. When the first token of the next
+// chunk comes, the chunk is folded into its matrix:
+//
+//   S' = 2^G_63 S + D,  D = sum_i k_i (2^(G_63 - G_i) u_i)^T
+//
+// So the state of a sequence is a matrix and the open rows (k, u, G) of a chunk, which are only
+// appended to, and a row's bits depend on the tokens of its sequence up to its own.
+//
+// On the CPU alone: f32 and f64.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/common.h"
+
+namespace cohort::kernels {
+
+// Positions of a chunk.
+inline constexpr int64_t kDeltaChunk = 64;
+
+struct GatedDeltaDesc {
+  double scale = 0;  // 0: 1 / sqrt(D)
+  // [S, 2] i32, shared prefixes as in AttentionDesc; undefined: no sequence has one.
+  Tensor prefixes = {};
+};
+inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
+  return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
+}
+
+// Hv is a multiple of Hk: head h of v reads head h / (Hv / Hk) of q and k.
+struct GatedDelta {
+  Tensor &o, &u;                   // [T, Hv, D]; u is kept for the backward
+  const Tensor &q, &k;             // [T, Hk, D]
+  const Tensor& v;                 // [T, Hv, D]
+  const Tensor &g, &beta;          // [T, Hv] in accumulate_dtype(v)
+  const Tensor& cu_seqlens;        // [S + 1] i32, ascending from 0 to T
+  const GatedDeltaDesc& desc = {};
+};
+namespace cpu {
+void gated_delta(const GatedDelta& args);
+}
+void gated_delta(const GatedDelta& args);
+
+// Deterministic for any number of threads. A prefix gets the gradients of the sequences that
+// continue it in their order.
+struct GatedDeltaBackward {
+  GradOut dq, dk, dv, dg, dbeta;   // all required
+  const Tensor& dout;              // [T, Hv, D]
+  const Tensor &q, &k, &v, &g, &beta, &u, &cu_seqlens;  // as in the forward
+  const GatedDeltaDesc& desc = {};
+};
+namespace cpu {
+void gated_delta_backward(const GatedDeltaBackward& args);
+}
+void gated_delta_backward(const GatedDeltaBackward& args);
+
+// States of N sequences: the matrix at the start of the chunk of the latest token, and the rows of
+// that chunk, at position % 64. Rows of later positions are ignored, so that a sequence may go back
+// to any position of its chunk.
+struct DeltaState {
+  Tensor s;      // [N, Hv, D, D] in accumulate_dtype(k)
+  Tensor k, u;   // [N, 64, Hk, D], [N, 64, Hv, D]
+  Tensor decay;  // G: [N, 64, Hv] in accumulate_dtype(k)
+};
+// Prefill and decode: token t is the one at positions[t] of state states[t], whose state has all
+// tokens before. Tokens of a state are adjacent and ascending. A token is idle if its state or
+// position is negative: it gets zeros, and changes nothing. The state at position 0 need not be
+// initialised. Bit-identical to gated_delta().
+struct GatedDeltaCached {
+  Tensor& o;                              // [T, Hv, D]
+  DeltaState& state;                      // advanced by the tokens
+  const Tensor &q, &k, &v, &g, &beta;     // as in GatedDelta
+  const Tensor &states, &positions;       // [T] i32
+  double scale = 0;
+};
+namespace cpu {
+void gated_delta_cached(const GatedDeltaCached& args);
+}
+void gated_delta_cached(const GatedDeltaCached& args);
+
+}  // namespace cohort::kernels

@@ -1,0 +1,372 @@
+#include "kernels/gated_delta/gated_delta.h"
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "core/rng.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::kernels {
+namespace {
+
+using test::random_tensor;
+
+struct Inputs {
+  Tensor q, k, v, g, beta, cu_seqlens;
+  GatedDeltaDesc desc;
+
+  int64_t tokens() const { return v.dim(0); }
+  Tensor run(Tensor* kept = nullptr) const {
+    Tensor o = Tensor::full(v.shape(), NAN, v.dtype(), {}), u = Tensor::full(v.shape(), NAN, v.dtype(), {});
+    gated_delta({o, u, q, k, v, g, beta, cu_seqlens, desc});
+    if (kept != nullptr) *kept = u;
+    return o;
+  }
+};
+
+Tensor positive(Tensor x, const std::function<double(double)>& fn) {
+  auto values = x.to_vector<double>();
+  for (double& value : values) value = fn(value);
+  return Tensor::from(values, x.shape()).to(x.dtype());
+}
+
+// Unit keys, decays from 0.5 to nearly 1, and beta in (0, 1).
+Inputs make_inputs(const std::vector<int32_t>& lengths, int64_t key_heads, int64_t heads,
+                   int64_t dim, DType dtype, uint64_t seed = 1) {
+  std::vector<int32_t> ends(lengths.size() + 1);
+  std::partial_sum(lengths.begin(), lengths.end(), ends.begin() + 1);
+  const int64_t t = ends.back();
+  const double unit = 1 / std::sqrt(static_cast<double>(dim));
+  return {.q = random_tensor({t, key_heads, dim}, dtype, seed, unit),
+          .k = random_tensor({t, key_heads, dim}, dtype, seed + 1, unit),
+          .v = random_tensor({t, heads, dim}, dtype, seed + 2),
+          .g = positive(random_tensor({t, heads}, dtype, seed + 3),
+                        [](double x) { return -std::exp(2 * x - 3); }),
+          .beta = positive(random_tensor({t, heads}, dtype, seed + 4),
+                           [](double x) { return 1 / (1 + std::exp(-x)); }),
+          .cu_seqlens = Tensor::from(ends, {static_cast<int64_t>(ends.size())}),
+          .desc = {}};
+}
+
+// The recurrence of the definition, in f64.
+std::vector<double> recurrence(const Inputs& in, int64_t begin, int64_t end, int64_t head) {
+  const int64_t heads = in.v.dim(1), key_heads = in.k.dim(1), d = in.v.dim(2),
+                key_head = head / (heads / key_heads);
+  const auto q = in.q.to_vector<double>(), k = in.k.to_vector<double>(), v = in.v.to_vector<double>(),
+             g = in.g.to_vector<double>(), beta = in.beta.to_vector<double>();
+  std::vector<double> s(static_cast<size_t>(d * d)), out;
+  for (int64_t t = begin; t < end; ++t) {
+    const auto at = [&](const std::vector<double>& x, int64_t of, int64_t h, int64_t j) {
+      return x[static_cast<size_t>((t * of + h) * d + j)];
+    };
+    const double decay = std::exp(g[static_cast<size_t>(t * heads + head)]);
+    for (double& x : s) x *= decay;
+    std::vector<double> u(static_cast<size_t>(d));
+    for (int64_t j = 0; j < d; ++j) {
+      double read = 0;
+      for (int64_t a = 0; a < d; ++a)
+        read += at(k, key_heads, key_head, a) * s[static_cast<size_t>(a * d + j)];
+      u[static_cast<size_t>(j)] =
+          beta[static_cast<size_t>(t * heads + head)] * (at(v, heads, head, j) - read);
+    }
+    for (int64_t a = 0; a < d; ++a)
+      for (int64_t j = 0; j < d; ++j)
+        s[static_cast<size_t>(a * d + j)] += at(k, key_heads, key_head, a) * u[static_cast<size_t>(j)];
+    for (int64_t j = 0; j < d; ++j) {
+      double o = 0;
+      for (int64_t a = 0; a < d; ++a)
+        o += at(q, key_heads, key_head, a) * s[static_cast<size_t>(a * d + j)];
+      out.push_back(delta_scale(in.desc, d) * o);
+    }
+  }
+  return out;
+}
+
+TEST(GatedDelta, IsTheRecurrence) {
+  for (const auto& [dtype, tolerance] : {std::pair(DType::kF64, 1e-13), {DType::kF32, 2e-5}})
+    for (const int32_t length : {1, 63, 64, 65, 130, 200})
+      for (const auto& [key_heads, heads, dim] :
+           {std::array<int64_t, 3>{1, 1, 5}, {2, 4, 16}, {1, 3, 7}}) {
+        const Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, dtype);
+        const auto o = in.run().to_vector<double>();
+        const auto ends = in.cu_seqlens.to_vector<int64_t>();
+        for (size_t s = 0; s + 1 < ends.size(); ++s)
+          for (int64_t head = 0; head < heads; ++head) {
+            const auto expected = recurrence(in, ends[s], ends[s + 1], head);
+            for (size_t i = 0; i < expected.size(); ++i) {
+              const int64_t t = ends[s] + static_cast<int64_t>(i) / dim;
+              ASSERT_NEAR(o[static_cast<size_t>((t * heads + head) * dim) + i % static_cast<size_t>(dim)],
+                          expected[i], tolerance)
+                  << dtype_name(dtype) << ", sequence " << s << ", token " << t - ends[s];
+            }
+          }
+      }
+}
+
+DeltaState make_state(const Inputs& in, int64_t slots) {
+  const int64_t heads = in.v.dim(1), key_heads = in.k.dim(1), d = in.v.dim(2);
+  const auto unset = [&](const Shape& shape) { return Tensor::full(shape, NAN, in.v.dtype(), {}); };
+  return {unset({slots, heads, d, d}), unset({slots, kDeltaChunk, key_heads, d}),
+          unset({slots, kDeltaChunk, heads, d}), unset({slots, kDeltaChunk, heads})};
+}
+void copy_slot(DeltaState& state, int64_t to, int64_t from) {
+  for (Tensor* t : {&state.s, &state.k, &state.u, &state.decay})
+    t->narrow(0, to, 1).copy_(t->narrow(0, from, 1));
+}
+
+// Sequences in pieces of any lengths, beside each other and beside idle tokens, which move to other
+// states and go back within a chunk.
+TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
+  Rng rng(5, rng_stream(kTestPurpose, 1));
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(rng.uniform() * static_cast<double>(n)); };
+  int pieces = 0;
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (int round = 0; round < 60; ++round) {
+      const std::vector<int32_t> lengths = {static_cast<int32_t>(1 + below(200)), 64,
+                                            static_cast<int32_t>(1 + below(200))};
+      const Inputs in = make_inputs(lengths, 1, 2, 4, dtype, static_cast<uint64_t>(10 * round + 1));
+      const Tensor whole = in.run();
+      const auto ends = in.cu_seqlens.to_vector<int64_t>();
+      DeltaState state = make_state(in, 4);
+      std::vector<int64_t> slot = {0, 1, 2}, done(3, 0);
+      int64_t spare = 3;
+      for (bool any = true; any;) {
+        any = false;
+        std::vector<int64_t> tokens;
+        std::vector<int32_t> states, positions;
+        for (size_t s = 0; s < 3; ++s) {
+          if (below(8) == 0) {  // to another state
+            copy_slot(state, spare, slot[s]);
+            std::swap(spare, slot[s]);
+          }
+          if (done[s] > 1 && below(8) == 0)  // back within the chunk of the last token
+            done[s] -= below((done[s] - 1) % kDeltaChunk + 1);
+          const int64_t left = lengths[s] - done[s], most = below(3) == 0 ? 90 : 3;
+          const int64_t count = std::min(left, below(most));
+          any = any || left > count;
+          pieces += count > 0;
+          for (int64_t i = 0; i < count; ++i) {
+            tokens.push_back(ends[s] + done[s] + i);
+            states.push_back(static_cast<int32_t>(slot[s]));
+            positions.push_back(static_cast<int32_t>(done[s] + i));
+          }
+          done[s] += count;
+          if (below(3) == 0) {
+            tokens.push_back(below(in.tokens()));
+            states.push_back(below(2) == 0 ? -1 : static_cast<int32_t>(slot[s]));
+            positions.push_back(states.back() < 0 ? 5 : -1);
+          }
+        }
+        const auto rows_of = [&](const Tensor& t) {
+          Shape shape = t.shape();
+          shape[0] = static_cast<int64_t>(tokens.size());
+          Tensor out = Tensor::empty(shape, t.dtype());
+          for (size_t i = 0; i < tokens.size(); ++i)
+            out.narrow(0, static_cast<int64_t>(i), 1).copy_(t.narrow(0, tokens[i], 1));
+          return out;
+        };
+        if (tokens.empty()) continue;
+        const Shape count{static_cast<int64_t>(tokens.size())};
+        const Tensor q = rows_of(in.q), k = rows_of(in.k), v = rows_of(in.v), g = rows_of(in.g),
+                     beta = rows_of(in.beta);
+        Tensor o = Tensor::full(v.shape(), NAN, dtype, {}), expected = rows_of(whole);
+        for (size_t i = 0; i < tokens.size(); ++i)
+          if (states[i] < 0 || positions[i] < 0)
+            expected.narrow(0, static_cast<int64_t>(i), 1).zero_();
+        gated_delta_cached({o, state, q, k, v, g, beta, Tensor::from(states, count),
+                            Tensor::from(positions, count)});
+        ASSERT_TRUE(test::bit_equal(o, expected)) << "round " << round;
+      }
+    }
+  EXPECT_GT(pieces, 3000);
+}
+
+// `in` with three completions of a prompt behind it, and the same as whole sequences.
+struct Forked {
+  Inputs shared, repeated;
+  std::vector<int64_t> shared_of;  // token of `shared` for each token of `repeated`
+};
+Forked make_forked(int32_t prompt, int64_t key_heads, int64_t heads, int64_t dim, DType dtype) {
+  const std::vector<int32_t> lengths = {5, prompt, 70, 1, 130, 9};
+  Forked out{make_inputs(lengths, key_heads, heads, dim, dtype), {}, {}};
+  out.shared.desc.prefixes = Tensor::from(
+      std::vector<int32_t>{0, 0, 0, 0, 5, prompt, 5, prompt, 5, prompt, 0, 0}, {6, 2});
+  std::vector<int32_t> whole;
+  int64_t begin = 0;
+  for (size_t s = 0; s < lengths.size(); ++s) {
+    const bool continues = s >= 2 && s <= 4;
+    whole.push_back(lengths[s] + (continues ? prompt : 0));
+    for (int64_t i = 0; continues && i < prompt; ++i) out.shared_of.push_back(5 + i);
+    for (int64_t i = 0; i < lengths[s]; ++i) out.shared_of.push_back(begin + i);
+    begin += lengths[s];
+  }
+  out.repeated = make_inputs(whole, key_heads, heads, dim, dtype);
+  for (const auto& [to, from] : {std::pair(&out.repeated.q, &out.shared.q),
+                                 {&out.repeated.k, &out.shared.k},
+                                 {&out.repeated.v, &out.shared.v},
+                                 {&out.repeated.g, &out.shared.g},
+                                 {&out.repeated.beta, &out.shared.beta}})
+    for (size_t t = 0; t < out.shared_of.size(); ++t)
+      to->narrow(0, static_cast<int64_t>(t), 1).copy_(from->narrow(0, out.shared_of[t], 1));
+  return out;
+}
+
+struct Gradients {
+  Tensor q, k, v, g, beta;
+  std::array<Tensor*, 5> all() { return {&q, &k, &v, &g, &beta}; }
+};
+Gradients backward(const Inputs& in, const Tensor& dout, Grad mode = Grad::kOverwrite) {
+  Tensor u;
+  in.run(&u);
+  const auto start = [&](const Tensor& t) {
+    return Tensor::full(t.shape(), mode == Grad::kOverwrite ? NAN : 1, t.dtype(), {});
+  };
+  Gradients out{start(in.q), start(in.k), start(in.v), start(in.g), start(in.beta)};
+  gated_delta_backward({.dq = {out.q, mode},
+                        .dk = {out.k, mode},
+                        .dv = {out.v, mode},
+                        .dg = {out.g, mode},
+                        .dbeta = {out.beta, mode},
+                        .dout = dout,
+                        .q = in.q,
+                        .k = in.k,
+                        .v = in.v,
+                        .g = in.g,
+                        .beta = in.beta,
+                        .u = u,
+                        .cu_seqlens = in.cu_seqlens,
+                        .desc = in.desc});
+  return out;
+}
+
+TEST(GatedDelta, SharedPrefixesHaveTheBitsOfRepeatedOnes) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
+      const Forked forked = make_forked(prompt, 1, 2, 6, dtype);
+      const Tensor shared = forked.shared.run(), repeated = forked.repeated.run();
+      for (size_t t = 0; t < forked.shared_of.size(); ++t)
+        ASSERT_TRUE(test::bit_equal(repeated.narrow(0, static_cast<int64_t>(t), 1).contiguous(),
+                                    shared.narrow(0, forked.shared_of[t], 1).contiguous()))
+            << prompt << ", token " << t;
+    }
+}
+
+TEST(GatedDelta, GradientsOfSharedPrefixesAreSumsOfRepeatedOnes) {
+  for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
+    const Forked forked = make_forked(prompt, 2, 4, 6, DType::kF64);
+    const Tensor dout = random_tensor(forked.shared.v.shape(), DType::kF64, 9);
+    Tensor repeated_dout = Tensor::zeros(forked.repeated.v.shape(), DType::kF64);
+    std::vector<bool> seen(static_cast<size_t>(forked.shared.tokens()));
+    for (size_t t = 0; t < forked.shared_of.size(); ++t) {
+      const auto from = static_cast<size_t>(forked.shared_of[t]);
+      if (!seen[from])  // the loss has a prompt's own tokens once
+        repeated_dout.narrow(0, static_cast<int64_t>(t), 1)
+            .copy_(dout.narrow(0, forked.shared_of[t], 1));
+      seen[from] = true;
+    }
+    Gradients shared = backward(forked.shared, dout),
+              repeated = backward(forked.repeated, repeated_dout);
+    for (size_t i = 0; i < 5; ++i) {
+      const auto parts = repeated.all()[i]->to_vector<double>(),
+                 whole = shared.all()[i]->to_vector<double>();
+      const size_t row = whole.size() / seen.size();
+      std::vector<double> sums(whole.size());
+      for (size_t t = 0; t < forked.shared_of.size(); ++t)
+        for (size_t j = 0; j < row; ++j)
+          sums[static_cast<size_t>(forked.shared_of[t]) * row + j] += parts[t * row + j];
+      for (size_t j = 0; j < sums.size(); ++j)
+        ASSERT_NEAR(whole[j], sums[j], 1e-12) << prompt << ", gradient " << i << ", element " << j;
+    }
+  }
+}
+
+void check_gradients(Inputs in, const std::string& what) {
+  const Tensor dout = random_tensor(in.v.shape(), DType::kF64, 9);
+  const auto weights = dout.to_vector<double>();
+  const auto loss = [&] {
+    const auto o = in.run().to_vector<double>();
+    return std::inner_product(o.begin(), o.end(), weights.begin(), 0.0);
+  };
+  Gradients gradients = backward(in, dout), added = backward(in, dout, Grad::kAccumulate);
+  Rng rng(3, rng_stream(kTestPurpose, 2));
+  const std::array<Tensor*, 5> inputs = {&in.q, &in.k, &in.v, &in.g, &in.beta};
+  for (size_t i = 0; i < 5; ++i) {
+    const auto values = gradients.all()[i]->to_vector<double>(),
+               sums = added.all()[i]->to_vector<double>();
+    for (size_t j = 0; j < values.size(); ++j) ASSERT_NEAR(sums[j], values[j] + 1, 1e-12);
+    double* const x = inputs[i]->data<double>();
+    for (int sample = 0; sample < 40; ++sample) {
+      const auto j = static_cast<size_t>(rng.uniform() * static_cast<double>(values.size()));
+      const double before = x[j], step = 1e-5;
+      x[j] = before + step;
+      const double above = loss();
+      x[j] = before - step;
+      const double below = loss();
+      x[j] = before;
+      ASSERT_NEAR(values[j], (above - below) / (2 * step), 1e-7 * (1 + std::abs(values[j])))
+          << what << ", gradient " << i << ", element " << j;
+    }
+  }
+}
+
+TEST(GatedDelta, GradientsAreThoseOfDifferences) {
+  for (const int32_t length : {1, 63, 64, 65, 130})
+    for (const int64_t heads : {2, 4})
+      check_gradients(make_inputs({length, 2, 0, 70}, 2, heads, 6, DType::kF64),
+                      str(length, " tokens, ", heads, " heads"));
+  for (const int32_t prompt : {1, 63, 64, 65, 128})
+    check_gradients(make_forked(prompt, 1, 2, 5, DType::kF64).shared, str("a prefix of ", prompt));
+}
+
+TEST(GatedDelta, ASequenceReachesNoOther) {
+  Inputs in = make_inputs({70, 70, 70}, 1, 1, 4, DType::kF64);
+  const Tensor before = in.run();
+  in.v.narrow(0, 75, 1).fill_(NAN);
+  in.k.narrow(0, 80, 1).fill_(INFINITY);
+  const Tensor after = in.run();
+  for (const int64_t begin : {0, 140})
+    EXPECT_TRUE(test::bit_equal(after.narrow(0, begin, 70).contiguous(),
+                                before.narrow(0, begin, 70).contiguous()));
+  EXPECT_TRUE(std::isnan(after.narrow(0, 76, 1).to_vector<double>()[0]));
+}
+
+TEST(GatedDelta, WrongArgumentsAreRefused) {
+  const auto refused = [](Inputs in, const std::string& message) {
+    try {
+      in.run();
+      ADD_FAILURE() << "expected: " << message;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
+    }
+  };
+  const Inputs in = make_inputs({5, 4}, 2, 4, 6, DType::kF64);
+  Inputs wrong = in;
+  wrong.v = random_tensor({9, 3, 6}, DType::kF64, 1);
+  wrong.g = wrong.beta = random_tensor({9, 3}, DType::kF64, 1);
+  refused(wrong, "heads of v in groups");
+  wrong = in;
+  wrong.g = in.g.to(DType::kF32);
+  refused(wrong, "expected g f64");
+  wrong = in;
+  wrong.cu_seqlens = Tensor::from(std::vector<int32_t>{0, 6, 4, 9}, {4});
+  refused(wrong, "cu_seqlens do not ascend from 0 to 9");
+  wrong = in;
+  wrong.desc.prefixes = Tensor::from(std::vector<int32_t>{0, 0, 0, 4}, {2, 2});
+  refused(wrong, "4 tokens from 0, is not the whole of the sequence before");
+  DeltaState state = make_state(in, 2);
+  Tensor o = Tensor::empty_like(in.v);
+  for (const auto& [states, message] :
+       {std::pair<std::vector<int32_t>, std::string>{{0, 0, 0, 1, 1, 1, 0, 0, 0}, "adjacent tokens"},
+        {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "state 2 of 2"}})
+    try {
+      gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, Tensor::from(states, {9}),
+                          Tensor::from(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {9})});
+      ADD_FAILURE() << "expected: " << message;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
+    }
+}
+
+}  // namespace
+}  // namespace cohort::kernels
