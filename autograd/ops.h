@@ -114,10 +114,13 @@ Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tens
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});
-// The gated delta rule (kernels/gated_delta/gated_delta.h): q, k [T, Hk, D], v [T, Hv, D], and g,
-// beta [T, Hv] in accumulate_dtype() -> [T, Hv, D]. On the CPU alone.
-Variable gated_delta(const Variable& q, const Variable& k, const Variable& v, const Variable& g,
-                     const Variable& beta, const Tensor& cu_seqlens,
+// The gated delta rule (kernels/gated_delta/gated_delta.h) -> [T, Hv, D]. On the CPU alone.
+struct DeltaVariables {
+  Variable q, k;     // [T, Hk, D]
+  Variable v;        // [T, Hv, D]
+  Variable g, beta;  // [T, Hv] in accumulate_dtype()
+};
+Variable gated_delta(const DeltaVariables& in, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc = {});
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 

@@ -3,15 +3,13 @@
 
 namespace cohort {
 
-Variable gated_delta(const Variable& q, const Variable& k, const Variable& v, const Variable& g,
-                     const Variable& beta, const Tensor& cu_seqlens,
+Variable gated_delta(const DeltaVariables& x, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc) {
-  Tensor o = Tensor::empty_like(v.value()), u = Tensor::empty_like(o);
-  kernels::gated_delta(
-      {o, u, q.value(), k.value(), v.value(), g.value(), beta.value(), cu_seqlens, desc});
-  return make_node("gated_delta", o, {q, k, v, g, beta},
-                   [in = std::array{q.value(), k.value(), v.value(), g.value(), beta.value()}, u,
-                    cu_seqlens, desc](const Tensor& dy, Gradients& gradients) {
+  const std::array in{x.q.value(), x.k.value(), x.v.value(), x.g.value(), x.beta.value()};
+  Tensor o = Tensor::empty_like(in[2]), u = Tensor::empty_like(o);
+  kernels::gated_delta({o, u, in[0], in[1], in[2], in[3], in[4], cu_seqlens, desc});
+  return make_node("gated_delta", o, {x.q, x.k, x.v, x.g, x.beta},
+                   [in, u, cu_seqlens, desc](const Tensor& dy, Gradients& gradients) {
                      std::array<GradSlot, 5> slots;
                      for (size_t i = 0; i < slots.size(); ++i) {
                        slots[i] = gradients.slot(static_cast<int>(i));

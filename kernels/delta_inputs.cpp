@@ -11,10 +11,8 @@ namespace {
 template <class Args>
 void check_inputs(ArgumentCheck& check, const Args& args, const Tensor& q, const Tensor& k,
                   const Tensor& v, const Tensor& g, const Tensor& beta) {
-  check(
-      "strided [T, C] x; [C, 4] w; strided [T, Hv] b, a; accumulate [Hv] a_log, dt_bias;"
-      "i32 [S + 1] cu_seqlens",
-      args.x, args.w, args.b, args.a, args.a_log, args.dt_bias, args.cu_seqlens);
+  check("strided [T, C] x; [C, 4] w; strided [T, Hv] b, a; accumulate [Hv] a_log, dt_bias", args.x,
+        args.w, args.b, args.a, args.a_log, args.dt_bias);
   check("[T, Hk, D] q, k; [T, Hv, D] v; accumulate [T, Hv] g, beta", q, k, v, g, beta);
   check.require(check["C"] == (2 * check["Hk"] + check["Hv"]) * check["D"],
                 "expected x [T, 2 Hk D + Hv D], got ", args.x, " with q ", q, " and v ", v);
@@ -26,14 +24,15 @@ void check_inputs(ArgumentCheck& check, const Args& args, const Tensor& q, const
 void delta_inputs(const DeltaInputs& args) {
   ArgumentCheck check("delta_inputs");
   check_inputs(check, args, args.q, args.k, args.v, args.g, args.beta);
-  check("i32 [S, 2] prefixes?", args.prefixes);
+  check("i32 [S + 1] cu_seqlens; i32 [S, 2] prefixes?", args.cu_seqlens, args.prefixes);
   on_device<cpu::delta_inputs, cpu::delta_inputs>(args.x.device(), args);
 }
 
 void delta_inputs_cached(const DeltaInputsCached& args) {
   ArgumentCheck check("delta_inputs_cached");
   check_inputs(check, args, args.q, args.k, args.v, args.g, args.beta);
-  check("strided [N, 8, C] ring; i32 [S] slots, positions", args.ring, args.slots, args.positions);
+  check("strided [N, 8, C] ring; i32 [T] states, positions", args.ring, args.states,
+        args.positions);
   on_device<cpu::delta_inputs_cached, cpu::delta_inputs_cached>(args.x.device(), args);
 }
 
@@ -42,8 +41,9 @@ void delta_inputs_backward(const DeltaInputsBackward& args) {
   check_inputs(check, args, args.dq, args.dk, args.dv, args.dg, args.dbeta);
   check(
       "strided [T, C] dx?; accumulate [C, 4] dw?; strided [T, Hv] db?, da?;"
-      "accumulate [Hv] da_log?, ddt_bias?; i32 [S, 2] prefixes?",
-      args.dx, args.dw, args.db, args.da, args.da_log, args.ddt_bias, args.prefixes);
+      "accumulate [Hv] da_log?, ddt_bias?; i32 [S + 1] cu_seqlens; i32 [S, 2] prefixes?",
+      args.dx, args.dw, args.db, args.da, args.da_log, args.ddt_bias, args.cu_seqlens,
+      args.prefixes);
   on_device<cpu::delta_inputs_backward, cpu::delta_inputs_backward>(args.x.device(), args);
 }
 

@@ -9,8 +9,8 @@
 // The channels of x are those of q, k and v, in this order: C = 2 Hk D + Hv D. A convolution is an
 // fma chain from +0 with the oldest input first; inputs before the start of a sequence are +0. The
 // sum of squares is in ascending order, and q and k are c (1 / sqrt(...)). The bits of a row depend
-// on its four inputs, b and a only, so that a NaN reaches no other sequence but those that have its
-// own as their prefix.
+// on the weights and on its own four inputs, b and a only, so that a NaN reaches no other sequence
+// than those that continue its own.
 //
 // There are no CUDA kernels yet: a call with CUDA tensors throws Error.
 #pragma once
@@ -36,29 +36,29 @@ struct DeltaInputs {
 };
 void delta_inputs(const DeltaInputs& args);
 
-// Prefill and decode: the rows of sequence s start at positions[s], and ring slots[s] has its
-// earlier inputs, that of position p at p % 8; positions below 0 are not read. The call writes its
-// rows to the ring. The bits are those of the packed call for any division of a sequence into
-// calls. The next call may continue at up to five positions before the end of this one. A sequence
-// whose slot is below 0 is idle: its rows give zeros, and it reads and writes no ring. Throws Error
-// before anything is written if a sequence with rows has a position below 0, or a slot that is not
-// below N or that another sequence with rows has.
+// Prefill and decode: token t is the one at positions[t] of the sequence whose earlier inputs are
+// in ring states[t], that of position p at p % 8; positions below 0 are not read. Tokens of a state
+// are adjacent and ascending. The call writes its tokens to the ring. The bits are those of the
+// packed call for any division of a sequence into calls. The next call may continue at up to five
+// positions before the end of this one. A token is idle if its state or position is negative: it
+// gives zeros, and neither reads nor writes a ring. Throws Error before anything is written for a
+// state that is not below N, or that has tokens elsewhere in the call.
 struct DeltaInputsCached {
   Tensor& ring;                  // [N, 8, C], of x's dtype; ring[i] has any stride
   Tensor &q, &k, &v, &g, &beta;  // as in DeltaInputs, also below
   const Tensor &x, &w, &b, &a, &a_log, &dt_bias;
-  const Tensor &slots, &positions;  // [S] i32
-  const Tensor& cu_seqlens;
+  const Tensor &states, &positions;  // [T] i32
 };
 void delta_inputs_cached(const DeltaInputsCached& args);
 
 // Gradients of delta_inputs(); any of them may be undefined. Each is a sum over tokens in ascending
 // order, so that an input in a prefix gets the terms of its own sequence first and then those of
-// the sequences that continue it. In mode kAccumulate the terms are added one by one.
+// the sequences that continue it. In mode kAccumulate the terms are added one by one. Throws Error
+// before anything is written where delta_inputs() does.
 struct DeltaInputsBackward {
-  GradOut dx;                  // [T, C], dx[t] has any stride; must not overlap x
+  GradOut dx;                  // [T, C]; may be columns of a wider matrix; must not overlap x
   GradOut dw;                  // [C, 4], accumulate_dtype(x)
-  GradOut db, da;              // [T, Hv], any stride
+  GradOut db, da;              // [T, Hv]; may be columns of a wider matrix
   GradOut da_log, ddt_bias;    // [Hv], accumulate_dtype(x)
   const Tensor &dq, &dk, &dv;  // as q, k, v
   const Tensor &dg, &dbeta;    // as g, beta

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cmath>
-#include <set>
 #include <vector>
 
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/cpu/reduce.h"
+#include "kernels/cpu/state_runs.h"
 #include "kernels/elementwise.h"
 
 namespace cohort::kernels::cpu {
@@ -203,49 +203,31 @@ void gates_backward(const DeltaInputsBackward& args) {
   });
 }
 
-void check_slots(const DeltaInputsCached& args) {
-  constexpr const char* kOp = "delta_inputs_cached";
-  attention::check_sequences(args.cu_seqlens, {}, args.x.dim(0), kOp);
-  const int32_t *cu = args.cu_seqlens.data<int32_t>(), *slots = args.slots.data<int32_t>(),
-                *positions = args.positions.data<int32_t>();
-  std::set<int32_t> used;
-  for (int64_t s = 0; s < args.slots.dim(0); ++s) {
-    if (slots[s] < 0 || cu[s] == cu[s + 1]) continue;
-    COHORT_CHECK(positions[s] >= 0, "[", kOp, "] expected sequence ", s,
-                 " at a position from 0 on, got ", positions[s]);
-    COHORT_CHECK(slots[s] < args.ring.dim(0) && used.insert(slots[s]).second, "[", kOp,
-                 "] expected a slot of its own below ", args.ring.dim(0), " for sequence ", s,
-                 ", got ", slots[s]);
-  }
-}
-
 template <class T>
-void forward_cached(const DeltaInputsCached& args) {
+void forward_cached(const DeltaInputsCached& args, const std::vector<StateRun>& runs) {
   const int64_t cols = args.x.dim(1);
-  const int32_t *cu = args.cu_seqlens.data<int32_t>(), *slots = args.slots.data<int32_t>(),
-                *positions = args.positions.data<int32_t>();
   const T* const x = args.x.data<T>();
   T* const ring = args.ring.data<T>();
   const RowOffsets x_rows(args.x), rows_of_rings(args.ring);
-  const auto ring_row = [&](int64_t s, int64_t position) {
-    return ring + rows_of_rings(slots[s] * kRingRows + position % kRingRows);
+  const auto ring_row = [&](const StateRun& run, int64_t position) {
+    return ring + rows_of_rings(run.state * kRingRows + position % kRingRows);
   };
   const std::vector<T> zeros(static_cast<size_t>(cols));
   std::vector<Inputs<T>> inputs(static_cast<size_t>(args.x.dim(0)));  // null
-  for (int64_t s = 0; s < args.slots.dim(0); ++s)
-    for (int64_t t = cu[s]; t < cu[s + 1] && slots[s] >= 0; ++t)
+  for (const StateRun& run : runs)
+    for (int64_t i = 0; i < run.count && !run.is_idle(); ++i)
       for (int64_t tap = 0; tap < kTaps; ++tap) {
-        const int64_t token = t + tap - (kTaps - 1), position = positions[s] + token - cu[s];
-        inputs[static_cast<size_t>(t)][static_cast<size_t>(tap)] =
-            token >= cu[s]  ? x + x_rows(token)
-            : position >= 0 ? ring_row(s, position)
+        const int64_t row = i + tap - (kTaps - 1), position = run.position + row;
+        inputs[static_cast<size_t>(run.first + i)][static_cast<size_t>(tap)] =
+            row >= 0        ? x + x_rows(run.first + row)
+            : position >= 0 ? ring_row(run, position)
                             : zeros.data();
       }
   forward<T>(args, inputs);
-  for (int64_t s = 0; s < args.slots.dim(0); ++s)
-    for (int64_t t = std::max<int64_t>(cu[s], cu[s + 1] - kRingRows);
-         t < cu[s + 1] && slots[s] >= 0; ++t)
-      std::copy_n(x + x_rows(t), cols, ring_row(s, positions[s] + t - cu[s]));
+  for (const StateRun& run : runs)
+    for (int64_t i = std::max<int64_t>(0, run.count - kRingRows); i < run.count && !run.is_idle();
+         ++i)
+      std::copy_n(x + x_rows(run.first + i), cols, ring_row(run, run.position + i));
 }
 
 }  // namespace
@@ -260,9 +242,9 @@ void delta_inputs(const DeltaInputs& args) {
 }
 
 void delta_inputs_cached(const DeltaInputsCached& args) {
-  check_slots(args);
-  dispatch_float(args.x.dtype(), "delta_inputs_cached",
-                 [&]<class T>() { forward_cached<T>(args); });
+  constexpr const char* kOp = "delta_inputs_cached";
+  const auto runs = state_runs(args.states, args.positions, args.ring.dim(0), kOp);
+  dispatch_float(args.x.dtype(), kOp, [&]<class T>() { forward_cached<T>(args, runs); });
 }
 
 void delta_inputs_backward(const DeltaInputsBackward& args) {

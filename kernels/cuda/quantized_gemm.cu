@@ -244,8 +244,7 @@ bool reads_quantized(int64_t rows, const QuantizedWeight& w, int64_t tail, bool 
     return Tensor::without_elements(shape, DType::kBF16, w.values.device());
   };
   return rows > 0 && rows <= kMostRows && w.columns % 64 == 0 && n % 8 == 0 && tail % 16 == 0 &&
-         n > 0 && w.columns > 0 &&
-         std::max(n, w.columns) < int64_t{1} << 30 &&
+         n > 0 && w.columns > 0 && std::max(n, w.columns) < int64_t{1} << 30 &&
          linear_accumulates_in_order(sized({rows, w.columns + tail}), sized({n, w.columns + tail}),
                                      with_bias ? sized({n}) : Tensor());
 }
@@ -268,8 +267,9 @@ void quantized_linear(const QuantizedLinear& args) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
   COHORT_CHECK(
-      RowOffsets(x).inner == 1 && RowOffsets(y).inner == 1 && aligned(in.x, in.values, in.adapter) &&
-          is_aligned(in.y, 4) && in.x_stride % 8 == 0 && in.y_stride % 2 == 0,
+      RowOffsets(x).inner == 1 && RowOffsets(y).inner == 1 &&
+          aligned(in.x, in.values, in.adapter) && is_aligned(in.y, 4) && in.x_stride % 8 == 0 &&
+          in.y_stride % 2 == 0,
       "[quantized_linear] expected rows of x aligned to 16 bytes and those of y to 4, got ",
       x.str(), " and ", y.str());
   check_tail(x, in.tail);

@@ -18,20 +18,22 @@ void check_sizes(const ArgumentCheck& check, const Tensor& t) {
 
 void gated_delta(const GatedDelta& args) {
   ArgumentCheck check("gated_delta");
-  check("[T, Hk, D] q, k; [T, Hv, D] v, o, u; accumulate [T, Hv] g, beta; i32 [S + 1] cu_seqlens; "
-        "i32 [S, 2] prefixes?",
-        args.q, args.k, args.v, args.o, args.u, args.g, args.beta, args.cu_seqlens,
-        args.desc.prefixes);
+  check(
+      "[T, Hk, D] q, k; [T, Hv, D] v, o, u; accumulate [T, Hv] g, beta; i32 [S + 1] cu_seqlens; "
+      "i32 [S, 2] prefixes?",
+      args.q, args.k, args.v, args.o, args.u, args.g, args.beta, args.cu_seqlens,
+      args.desc.prefixes);
   check_sizes(check, args.v);
   cpu::gated_delta(args);
 }
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
   ArgumentCheck check("gated_delta_backward");
-  check("[T, Hk, D] q, k; [T, Hv, D] v, u, dout; accumulate [T, Hv] g, beta; i32 [S + 1] "
-        "cu_seqlens; i32 [S, 2] prefixes?",
-        args.q, args.k, args.v, args.u, args.dout, args.g, args.beta, args.cu_seqlens,
-        args.desc.prefixes);
+  check(
+      "[T, Hk, D] q, k; [T, Hv, D] v, u, dout; accumulate [T, Hv] g, beta; i32 [S + 1] "
+      "cu_seqlens; i32 [S, 2] prefixes?",
+      args.q, args.k, args.v, args.u, args.dout, args.g, args.beta, args.cu_seqlens,
+      args.desc.prefixes);
   check("[T, Hk, D] dq, dk; [T, Hv, D] dv; accumulate [T, Hv] dg, dbeta", args.dq, args.dk, args.dv,
         args.dg, args.dbeta);
   check_sizes(check, args.v);
@@ -43,9 +45,10 @@ void gated_delta_cached(const GatedDeltaCached& args) {
   check("[T, Hk, D] q, k; [T, Hv, D] v, o; accumulate [T, Hv] g, beta; i32 [T] states, positions",
         args.q, args.k, args.v, args.o, args.g, args.beta, args.states, args.positions);
   check.bind("64", kDeltaChunk);
-  check("accumulate [N, Hv, D, D] s; [N, 64, Hk, D] k; [N, 64, Hv, D] u; accumulate [N, 64, Hv] "
-        "decay",
-        args.state.s, args.state.k, args.state.u, args.state.decay);
+  check(
+      "accumulate [N, Hv, D, D] s; [N, 64, Hk, D] k; [N, 64, Hv, D] u; accumulate [N, 64, Hv] "
+      "decay",
+      args.state.s, args.state.k, args.state.u, args.state.decay);
   check_sizes(check, args.v);
   cpu::gated_delta_cached(args);
 }

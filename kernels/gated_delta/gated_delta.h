@@ -44,11 +44,11 @@ inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
 
 // Hv is a multiple of Hk: head h of v reads head h / (Hv / Hk) of q and k.
 struct GatedDelta {
-  Tensor &o, &u;                   // [T, Hv, D]; u is kept for the backward
-  const Tensor &q, &k;             // [T, Hk, D]
-  const Tensor& v;                 // [T, Hv, D]
-  const Tensor &g, &beta;          // [T, Hv] in accumulate_dtype(v)
-  const Tensor& cu_seqlens;        // [S + 1] i32, ascending from 0 to T
+  Tensor &o, &u;             // [T, Hv, D]; u is kept for the backward
+  const Tensor &q, &k;       // [T, Hk, D]
+  const Tensor& v;           // [T, Hv, D]
+  const Tensor &g, &beta;    // [T, Hv] in accumulate_dtype(v)
+  const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   const GatedDeltaDesc& desc = {};
 };
 namespace cpu {
@@ -59,8 +59,8 @@ void gated_delta(const GatedDelta& args);
 // Deterministic for any number of threads. A prefix gets the gradients of the sequences that
 // continue it in their order.
 struct GatedDeltaBackward {
-  GradOut dq, dk, dv, dg, dbeta;   // all required
-  const Tensor& dout;              // [T, Hv, D]
+  GradOut dq, dk, dv, dg, dbeta;                        // all required
+  const Tensor& dout;                                   // [T, Hv, D]
   const Tensor &q, &k, &v, &g, &beta, &u, &cu_seqlens;  // as in the forward
   const GatedDeltaDesc& desc = {};
 };
@@ -82,10 +82,10 @@ struct DeltaState {
 // position is negative: it gets zeros, and changes nothing. The state at position 0 need not be
 // initialised. Bit-identical to gated_delta().
 struct GatedDeltaCached {
-  Tensor& o;                              // [T, Hv, D]
-  DeltaState& state;                      // advanced by the tokens
-  const Tensor &q, &k, &v, &g, &beta;     // as in GatedDelta
-  const Tensor &states, &positions;       // [T] i32
+  Tensor& o;                           // [T, Hv, D]
+  DeltaState& state;                   // advanced by the tokens
+  const Tensor &q, &k, &v, &g, &beta;  // as in GatedDelta
+  const Tensor &states, &positions;    // [T] i32
   double scale = 0;
 };
 namespace cpu {

@@ -10,7 +10,7 @@
 #include "kernels/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
-namespace cohort::kernels {
+namespace cohort::kernels::delta_inputs_test {
 namespace {
 
 using namespace test;
@@ -95,6 +95,14 @@ struct RingCall {
   Tensor slots, positions;
 };
 void cached_call(const DeltaInputTensors& in, const RingCall& at, Tensor& ring, DeltaOutputs& out) {
+  // By token.
+  std::vector<int32_t> states, positions;
+  const int32_t* const cu = in.cu_seqlens.data<int32_t>();
+  for (int64_t s = 0; s < at.slots.dim(0); ++s)
+    for (int32_t t = cu[s]; t < cu[s + 1]; ++t) {
+      states.push_back(at.slots.data<int32_t>()[s]);
+      positions.push_back(at.positions.data<int32_t>()[s] + t - cu[s]);
+    }
   delta_inputs_cached({.ring = ring,
                        .q = out.q,
                        .k = out.k,
@@ -107,9 +115,8 @@ void cached_call(const DeltaInputTensors& in, const RingCall& at, Tensor& ring, 
                        .a = in.a,
                        .a_log = in.a_log,
                        .dt_bias = in.dt_bias,
-                       .slots = at.slots,
-                       .positions = at.positions,
-                       .cu_seqlens = in.cu_seqlens});
+                       .states = ids(states),
+                       .positions = ids(positions)});
 }
 
 // Gradients of all inputs, each with its mode.
@@ -640,12 +647,8 @@ TEST(DeltaInputs, RefuseWhatTheyDoNotSupport) {
   const Tensor ring = tensor({2, 8, kChannels});
   expect_cached(good, at, tensor({2, 7, kChannels}), "expected ring");
   expect_cached(good, at, tensor({2, 8, kChannels}, DType::kF64), "expected ring");
-  expect_cached(good, {ids({1}), ids({0, 4})}, ring, "expected slots");
-  expect_cached(good, {ids({1, 0}), ids({0})}, ring, "expected positions");
-  expect_cached(good, {ids({1, 2}), ids({0, 4})}, ring, "expected a slot of its own below 2");
-  expect_cached(good, {ids({1, 1}), ids({0, 4})}, ring, "expected a slot of its own below 2");
-  expect_cached(good, {ids({1, 0}), ids({0, -1})}, ring, "at a position from 0 on, got -1");
-  expect_cached(bad([&](auto& in) { in.cu_seqlens = ids({0, 3, 4}); }), at, ring, "cu_seqlens");
+  expect_cached(good, {ids({1, 2}), ids({0, 4})}, ring, "has state 2 of 2");
+  expect_cached(good, {ids({1, 1}), ids({0, 4})}, ring, "expected adjacent tokens of state 1");
   expect_cached(bad([&](auto& in) { in.w = tensor({kChannels, 3}); }), at, ring, "expected w");
 
   DeltaOutputs out(5, DType::kF32, 7);
@@ -672,4 +675,4 @@ TEST(DeltaInputs, AreNotOnGpusYet) {
 }
 
 }  // namespace
-}  // namespace cohort::kernels
+}  // namespace cohort::kernels::delta_inputs_test

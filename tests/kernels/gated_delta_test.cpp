@@ -18,7 +18,8 @@ struct Inputs {
 
   int64_t tokens() const { return v.dim(0); }
   Tensor run(Tensor* kept = nullptr) const {
-    Tensor o = Tensor::full(v.shape(), NAN, v.dtype(), {}), u = Tensor::full(v.shape(), NAN, v.dtype(), {});
+    Tensor o = Tensor::full(v.shape(), NAN, v.dtype(), {}),
+           u = Tensor::full(v.shape(), NAN, v.dtype(), {});
     gated_delta({o, u, q, k, v, g, beta, cu_seqlens, desc});
     if (kept != nullptr) *kept = u;
     return o;
@@ -53,8 +54,9 @@ Inputs make_inputs(const std::vector<int32_t>& lengths, int64_t key_heads, int64
 std::vector<double> recurrence(const Inputs& in, int64_t begin, int64_t end, int64_t head) {
   const int64_t heads = in.v.dim(1), key_heads = in.k.dim(1), d = in.v.dim(2),
                 key_head = head / (heads / key_heads);
-  const auto q = in.q.to_vector<double>(), k = in.k.to_vector<double>(), v = in.v.to_vector<double>(),
-             g = in.g.to_vector<double>(), beta = in.beta.to_vector<double>();
+  const auto q = in.q.to_vector<double>(), k = in.k.to_vector<double>(),
+             v = in.v.to_vector<double>(), g = in.g.to_vector<double>(),
+             beta = in.beta.to_vector<double>();
   std::vector<double> s(static_cast<size_t>(d * d)), out;
   for (int64_t t = begin; t < end; ++t) {
     const auto at = [&](const std::vector<double>& x, int64_t of, int64_t h, int64_t j) {
@@ -72,7 +74,8 @@ std::vector<double> recurrence(const Inputs& in, int64_t begin, int64_t end, int
     }
     for (int64_t a = 0; a < d; ++a)
       for (int64_t j = 0; j < d; ++j)
-        s[static_cast<size_t>(a * d + j)] += at(k, key_heads, key_head, a) * u[static_cast<size_t>(j)];
+        s[static_cast<size_t>(a * d + j)] +=
+            at(k, key_heads, key_head, a) * u[static_cast<size_t>(j)];
     for (int64_t j = 0; j < d; ++j) {
       double o = 0;
       for (int64_t a = 0; a < d; ++a)
@@ -96,8 +99,9 @@ TEST(GatedDelta, IsTheRecurrence) {
             const auto expected = recurrence(in, ends[s], ends[s + 1], head);
             for (size_t i = 0; i < expected.size(); ++i) {
               const int64_t t = ends[s] + static_cast<int64_t>(i) / dim;
-              ASSERT_NEAR(o[static_cast<size_t>((t * heads + head) * dim) + i % static_cast<size_t>(dim)],
-                          expected[i], tolerance)
+              ASSERT_NEAR(
+                  o[static_cast<size_t>((t * heads + head) * dim) + i % static_cast<size_t>(dim)],
+                  expected[i], tolerance)
                   << dtype_name(dtype) << ", sequence " << s << ", token " << t - ends[s];
             }
           }
@@ -119,7 +123,9 @@ void copy_slot(DeltaState& state, int64_t to, int64_t from) {
 // states and go back within a chunk.
 TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
   Rng rng(5, rng_stream(kTestPurpose, 1));
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(rng.uniform() * static_cast<double>(n)); };
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(rng.uniform() * static_cast<double>(n));
+  };
   int pieces = 0;
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (int round = 0; round < 60; ++round) {
@@ -190,8 +196,8 @@ struct Forked {
 Forked make_forked(int32_t prompt, int64_t key_heads, int64_t heads, int64_t dim, DType dtype) {
   const std::vector<int32_t> lengths = {5, prompt, 70, 1, 130, 9};
   Forked out{make_inputs(lengths, key_heads, heads, dim, dtype), {}, {}};
-  out.shared.desc.prefixes = Tensor::from(
-      std::vector<int32_t>{0, 0, 0, 0, 5, prompt, 5, prompt, 5, prompt, 0, 0}, {6, 2});
+  out.shared.desc.prefixes =
+      Tensor::from(std::vector<int32_t>{0, 0, 0, 0, 5, prompt, 5, prompt, 5, prompt, 0, 0}, {6, 2});
   std::vector<int32_t> whole;
   int64_t begin = 0;
   for (size_t s = 0; s < lengths.size(); ++s) {
@@ -350,15 +356,15 @@ TEST(GatedDelta, WrongArgumentsAreRefused) {
   refused(wrong, "expected g f64");
   wrong = in;
   wrong.cu_seqlens = Tensor::from(std::vector<int32_t>{0, 6, 4, 9}, {4});
-  refused(wrong, "cu_seqlens do not ascend from 0 to 9");
+  refused(wrong, "expected ascending cu_seqlens");
   wrong = in;
   wrong.desc.prefixes = Tensor::from(std::vector<int32_t>{0, 0, 0, 4}, {2, 2});
-  refused(wrong, "4 tokens from 0, is not the whole of the sequence before");
+  refused(wrong, "expected the prefix of sequence 1");
   DeltaState state = make_state(in, 2);
   Tensor o = Tensor::empty_like(in.v);
-  for (const auto& [states, message] :
-       {std::pair<std::vector<int32_t>, std::string>{{0, 0, 0, 1, 1, 1, 0, 0, 0}, "adjacent tokens"},
-        {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "state 2 of 2"}})
+  for (const auto& [states, message] : {std::pair<std::vector<int32_t>, std::string>{
+                                            {0, 0, 0, 1, 1, 1, 0, 0, 0}, "adjacent tokens"},
+                                        {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "has state 2 of 2"}})
     try {
       gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, Tensor::from(states, {9}),
                           Tensor::from(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {9})});

@@ -471,12 +471,12 @@ void add_gated_delta(Table& table) {
     int64_t key_heads, heads, dim;
     std::vector<int32_t> starts, prefixes;
   };
-  for (const Row& row : std::vector<Row>{{"one token", 1, 1, 1, {0, 1}, {}},
-                                         {"4 heads on 2, lengths 63 0 5", 2, 4, 3, {0, 63, 63, 68}, {}},
-                                         {"64 tokens", 1, 2, 2, {0, 64}, {}},
-                                         {"65 and 130 tokens", 1, 1, 2, {0, 65, 195}, {}},
-                                         {"two behind a prefix", 1, 2, 2, {0, 70, 75, 137},
-                                          {0, 0, 0, 70, 0, 70}}}) {
+  for (const Row& row :
+       std::vector<Row>{{"one token", 1, 1, 1, {0, 1}, {}},
+                        {"4 heads on 2, lengths 63 0 5", 2, 4, 3, {0, 63, 63, 68}, {}},
+                        {"64 tokens", 1, 2, 2, {0, 64}, {}},
+                        {"65 and 130 tokens", 1, 1, 2, {0, 65, 195}, {}},
+                        {"two behind a prefix", 1, 2, 2, {0, 70, 75, 137}, {0, 0, 0, 70, 0, 70}}}) {
     const int64_t tokens = row.starts.back();
     const InputSpec keys{{tokens, row.key_heads, row.dim}}, values{{tokens, row.heads, row.dim}},
         gates{{tokens, row.heads}};
@@ -484,10 +484,11 @@ void add_gated_delta(Table& table) {
                      [row](Inputs in) {
                        kernels::GatedDeltaDesc desc;
                        if (!row.prefixes.empty())
-                         desc.prefixes = ids(row.prefixes, in[0])
-                                             .reshape({static_cast<int64_t>(row.prefixes.size()) / 2, 2});
+                         desc.prefixes =
+                             ids(row.prefixes, in[0])
+                                 .reshape({static_cast<int64_t>(row.prefixes.size()) / 2, 2});
                        const Variable g = scale(square(in[3]), -0.5);
-                       return gated_delta(in[0], scale(in[1], 0.5), in[2], g, sigmoid(in[4]),
+                       return gated_delta({in[0], scale(in[1], 0.5), in[2], g, sigmoid(in[4])},
                                           ids(row.starts, in[0]), desc);
                      },
                      false});

@@ -37,7 +37,7 @@ struct Nf4Values {
       high[i] = select_bytes(a, b, 0x7531);
     }
   }
-  // Those of a word's eight indices, of which each byte has its first in its upper half. Three
+  // The values of a word's eight indices, of which each byte has its first in its upper half. Three
   // bits of an index select one of eight bytes; the fourth chooses between the values from 8 on and
   // those before.
   __device__ __forceinline__ uint4 expand(uint32_t word) const {
@@ -79,9 +79,9 @@ struct QuantizedWeights {
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kGroup = kIsNf4 ? 64 : 128;
   static constexpr int kNumbers = kIsNf4 ? 64 : 128;  // bytes of the 128 columns of a stage
-  static constexpr int kWords = kNumbers / 32;        // of 16 bytes, for the 64 columns of a box
+  static constexpr int kWords = kNumbers / 32;        // the 64 columns of a box, in 16 bytes each
 
-  CUtensorMap map;  // of the numbers, kNumbers bytes of a tile's rows at a time, with a swizzle
+  CUtensorMap map;  // numbers: kNumbers bytes of a tile's rows at a time, with a swizzle
   const float* scales;
   const bf16* adapter;  // [n, tail]
   int k, tail, groups;  // k: without the tail

@@ -16,6 +16,7 @@
 // terms of these are added to the gradients of the prefix's last chunk.
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "kernels/gated_delta/cpu/packed.h"
 
@@ -32,8 +33,8 @@ T dot(const T* a, const T* b, int64_t n) {
   return lane_sum<T>(n, [&](int64_t j) { return a[j] * b[j]; });
 }
 
-// What the sequences behind a prefix add to the gradients of its last chunk: of the matrix at the
-// start of the chunk that they continue; dU and b of its open rows; and the sum of their dG.
+// Gradients of a prefix's last chunk from the sequences behind it: of the matrix at the start of
+// the chunk that they continue; dU and b of its open rows; and the sum of their dG.
 template <class T>
 struct ForkGradients {
   std::vector<T> ds, du, dk;
@@ -43,6 +44,130 @@ struct ForkGradients {
       : ds(static_cast<size_t>(dim * dim)),
         du(static_cast<size_t>(kDeltaChunk * dim)),
         dk(static_cast<size_t>(kDeltaChunk * dim)) {}
+};
+
+// A row of a chunk, with its gradients.
+template <class T>
+struct GradientRow {
+  DeltaRow<T> in;
+  const T *u, *dout;
+  int64_t token;
+  T decay, gamma, to_end = 0, dg = 0;      // decay: G; to_end: 2^(G_63 - G)
+  std::vector<T> du, dr, dq, dk, earlier;  // dk: a, and in the end dk; earlier: b
+  std::vector<T> factors, w;               // L_ti and w_ti for the rows i up to this one
+};
+
+// The rows of a chunk of a sequence, of which those from `own` on are its own, and the others those
+// of its prefix.
+template <class T>
+class ChunkGradients {
+ public:
+  ChunkGradients(std::vector<GradientRow<T>> rows, int64_t own, int64_t dim, T scale)
+      : rows_(std::move(rows)), own_(static_cast<size_t>(own)), dim_(dim), scale_(scale) {
+    for (GradientRow<T>& row : rows_) {
+      for (std::vector<T>* x : {&row.du, &row.dr, &row.dq, &row.dk, &row.earlier})
+        x->resize(static_cast<size_t>(dim));
+      row.to_end = std::exp2(rows_.back().decay - row.decay);
+      for (const GradientRow<T>& before : rows_) {
+        row.factors.push_back(std::exp2(row.decay - before.decay));
+        row.w.push_back(row.factors.back() * dot(row.in.k, before.in.k, dim));
+        if (&before == &row) break;
+      }
+    }
+  }
+
+  const std::vector<GradientRow<T>>& rows() const { return rows_; }
+  size_t own() const { return own_; }
+  // The sum of dG of its own rows.
+  T decay() const {
+    T sum = 0;
+    for (size_t t = rows_.size(); t-- > own_;) sum += rows_[t].dg;
+    return sum;
+  }
+
+  // Adds the terms of rows in later chunks, of which next_ds is dS'.
+  void add_fold(const T* next_s, const std::vector<T>& next_ds) {
+    for (GradientRow<T>& row : rows_) {
+      for (int64_t a = 0; a < dim_; ++a) {
+        const T* const from = next_ds.data() + a * dim_;
+        add_scaled(row.du.data(), row.to_end * row.in.k[a], from, dim_);
+        row.earlier[static_cast<size_t>(a)] += row.to_end * dot(from, row.u, dim_);
+      }
+    }
+    rows_.back().dg += dot(next_s, next_ds.data(), dim_ * dim_);
+  }
+  // Adds those of sequences that continue the last chunk of a prefix.
+  void add_fork(const ForkGradients<T>& fork) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const auto at = static_cast<int64_t>(i) * dim_;
+      add_scaled(rows_[i].du.data(), T{1}, fork.du.data() + at, dim_);
+      add_scaled(rows_[i].earlier.data(), T{1}, fork.dk.data() + at, dim_);
+    }
+    rows_.back().dg += fork.decay;
+  }
+  // Computes dU and dR, and then the others, with the matrix s at the chunk's start.
+  void run(const T* s) {
+    for (size_t t = own_; t < rows_.size(); ++t)
+      for (size_t i = 0; i <= t; ++i)
+        add_scaled(rows_[i].du.data(),
+                   scale_ * rows_[t].factors[i] * dot(rows_[t].in.q, rows_[i].in.k, dim_),
+                   rows_[t].dout, dim_);
+    for (size_t t = rows_.size(); t-- > own_;) {
+      add_scaled(rows_[t].dr.data(), rows_[t].in.beta, rows_[t].du.data(), dim_);
+      for (size_t i = 0; i < t; ++i)
+        add_scaled(rows_[i].du.data(), -rows_[t].w[i], rows_[t].dr.data(), dim_);
+    }
+    for (size_t t = own_; t < rows_.size(); ++t) {
+      GradientRow<T>& row = rows_[t];
+      for (int64_t a = 0; a < dim_; ++a) {
+        row.dq[static_cast<size_t>(a)] += scale_ * row.gamma * dot(s + a * dim_, row.dout, dim_);
+        row.dk[static_cast<size_t>(a)] -= row.gamma * dot(s + a * dim_, row.dr.data(), dim_);
+      }
+      for (size_t i = 0; i < t; ++i) {
+        const T y = scale_ * row.factors[i] * dot(row.dout, rows_[i].u, dim_),
+                x = -row.factors[i] * dot(row.dr.data(), rows_[i].u, dim_);
+        add_scaled(row.dq.data(), y, rows_[i].in.k, dim_);
+        add_scaled(row.dk.data(), x, rows_[i].in.k, dim_);
+        add_scaled(rows_[i].earlier.data(), y, row.in.q, dim_);
+        add_scaled(rows_[i].earlier.data(), x, row.in.k, dim_);
+      }
+      row.dg += dot(row.in.q, row.dq.data(), dim_) + dot(row.in.k, row.dk.data(), dim_);
+    }
+    for (size_t t = own_; t < rows_.size(); ++t) {
+      GradientRow<T>& row = rows_[t];
+      row.dg -= dot(row.in.k, row.earlier.data(), dim_);
+      add_scaled(row.dk.data(), T{1}, row.earlier.data(), dim_);
+      const T y = scale_ * dot(row.dout, row.u, dim_);  // Y_tt, in which G has no part
+      add_scaled(row.dq.data(), y, row.in.k, dim_);
+      add_scaled(row.dk.data(), y, row.in.q, dim_);
+    }
+  }
+  // dS without the term of dS'.
+  std::vector<T> ds() const {
+    std::vector<T> out(static_cast<size_t>(dim_ * dim_));
+    for (size_t t = own_; t < rows_.size(); ++t) {
+      const GradientRow<T>& row = rows_[t];
+      for (int64_t a = 0; a < dim_; ++a) {
+        add_scaled(out.data() + a * dim_, scale_ * row.gamma * row.in.q[a], row.dout, dim_);
+        add_scaled(out.data() + a * dim_, -row.gamma * row.in.k[a], row.dr.data(), dim_);
+      }
+    }
+    return out;
+  }
+  T dbeta(size_t t, const T* s) const {
+    const GradientRow<T>& row = rows_[t];
+    std::vector<T> r(row.in.v, row.in.v + dim_);
+    for (int64_t a = 0; a < dim_; ++a)
+      add_scaled(r.data(), -row.gamma * row.in.k[a], s + a * dim_, dim_);
+    for (size_t i = 0; i < t; ++i) add_scaled(r.data(), -row.w[i], rows_[i].u, dim_);
+    return dot(r.data(), row.du.data(), dim_);
+  }
+
+ private:
+  std::vector<GradientRow<T>> rows_;
+  size_t own_;
+  int64_t dim_;
+  T scale_;
 };
 
 // The backward of one head of v.
@@ -58,170 +183,104 @@ class HeadBackward {
 
   // The gradients of a sequence's own tokens. `fork`: of a sequence with a prefix, to which the
   // gradients of that are added; else what has been added, or nothing.
-  void run(const PackedSegment& segment, ForkGradients<T>* fork) {
-    if (segment.length == 0) return;
-    const std::vector<std::vector<T>> states = states_of(segment, fork);
-    const int64_t first = segment.prefix / kDeltaChunk, last = (segment.end() - 1) / kDeltaChunk;
-    std::vector<T> ds(static_cast<size_t>(dim_ * dim_));
+  void run(const PackedSequence& sequence, ForkGradients<T>* fork) {
+    if (sequence.length == 0) return;
+    const bool is_child = sequence.prefix > 0;
+    const std::vector<std::vector<T>> states = states_of(sequence, fork != nullptr && !is_child);
+    const int64_t first = sequence.prefix / kDeltaChunk,
+                  last = (int64_t{sequence.keys()} - 1) / kDeltaChunk;
+    std::vector<T> ds;
     // Other sequences may begin where the last chunk, a full one, ends.
-    const bool forks_at_end =
-        fork != nullptr && segment.prefix == 0 && segment.end() % kDeltaChunk == 0;
+    const bool is_forked = fork != nullptr && !is_child;
+    const bool forks_at_end = is_forked && int64_t{sequence.keys()} % kDeltaChunk == 0;
     if (forks_at_end) ds = fork->ds;
     for (int64_t chunk = last; chunk >= first; --chunk) {
-      const bool is_folded = chunk < last || forks_at_end;
-      const auto at = [&](int64_t c) { return states[static_cast<size_t>(c)].data(); };
-      const bool is_open = fork != nullptr && segment.prefix == 0 && chunk == last && !forks_at_end;
-      ds = chunk_gradients(segment, chunk, at(chunk), is_folded ? at(chunk + 1) : nullptr, ds,
-                           is_open || segment.prefix > 0 ? fork : nullptr);
-      if (is_open) add_scaled(ds.data(), T{1}, fork->ds.data(), dim_ * dim_);
+      const T* const s = states[static_cast<size_t>(chunk)].data();
+      ChunkGradients<T> gradients = rows_of(sequence, chunk);
+      const bool is_open = is_forked && chunk == last && !forks_at_end;
+      if (!ds.empty()) gradients.add_fold(states[static_cast<size_t>(chunk + 1)].data(), ds);
+      if (is_open) gradients.add_fork(*fork);
+      gradients.run(s);
+      write(gradients, s);
+      std::vector<T> start = gradients.ds();
+      if (!ds.empty())
+        add_scaled(start.data(), gradients.rows().back().gamma, ds.data(), dim_ * dim_);
+      if (is_open) add_scaled(start.data(), T{1}, fork->ds.data(), dim_ * dim_);
+      if (is_child) add_open_rows(*fork, gradients);
+      ds = std::move(start);
     }
-    if (segment.prefix > 0) add_scaled(fork->ds.data(), T{1}, ds.data(), dim_ * dim_);
+    if (is_child) add_scaled(fork->ds.data(), T{1}, ds.data(), dim_ * dim_);
   }
 
  private:
-  // The matrices at the start of each chunk, and of the one behind a last chunk that is full.
-  std::vector<std::vector<T>> states_of(const PackedSegment& segment, const ForkGradients<T>* fork) {
+  // The matrices at the start of each chunk; with_next: and that of the one behind a full last one.
+  std::vector<std::vector<T>> states_of(const PackedSequence& sequence, bool with_next) {
     DeltaChunk<T> chunk(dim_);
     std::vector<std::vector<T>> out;
     const auto keep = [&] { out.emplace_back(chunk.s(), chunk.s() + dim_ * dim_); };
     keep();
-    for (int64_t p = 0; p < segment.end(); ++p) {
+    for (int64_t p = 0; p < int64_t{sequence.keys()}; ++p) {
       if (chunk.size() == kDeltaChunk) {
         chunk.fold();
         keep();
       }
-      const int64_t t = segment.token(p);
+      const int64_t t = sequence.token(p);
       const DeltaRow<T> row = in_.row(t, head_);
       chunk.append_by_g(row.k, args_.u.data<T>() + in_.offset(t, head_), row.g);
     }
-    if (fork != nullptr && chunk.size() == kDeltaChunk) {
+    if (with_next && chunk.size() == kDeltaChunk) {
       chunk.fold();
       keep();
     }
     return out;
   }
 
-  // Writes the gradients of the sequence's own rows of a chunk, and returns dS.
-  std::vector<T> chunk_gradients(const PackedSegment& segment, int64_t chunk, const T* s,
-                                 const T* next_s, const std::vector<T>& next_ds,
-                                 ForkGradients<T>* fork) {
+  ChunkGradients<T> rows_of(const PackedSequence& sequence, int64_t chunk) const {
     const int64_t begin = chunk * kDeltaChunk,
-                  n = std::min(kDeltaChunk, segment.end() - begin),
-                  own = std::max<int64_t>(0, segment.prefix - begin), d = dim_;
-    const bool is_child = segment.prefix > 0;
-    const auto size = static_cast<size_t>(n * d);
-    std::vector<DeltaRow<T>> rows;
-    std::vector<const T*> u, dout;
-    std::vector<T> decay, gamma, to_end;  // to_end: 2^(G_63 - G_i)
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t t = segment.token(begin + i);
-      rows.push_back(in_.row(t, head_));
-      u.push_back(args_.u.data<T>() + in_.offset(t, head_));
-      dout.push_back(args_.dout.data<T>() + in_.offset(t, head_));
-      const T base2 = rows.back().g * static_cast<T>(1.4426950408889634074);
-      decay.push_back((i == 0 ? T{0} : decay.back()) + base2);
-      gamma.push_back(std::exp2(decay.back()));
+                  end = std::min(begin + kDeltaChunk, int64_t{sequence.keys()});
+    std::vector<GradientRow<T>> rows;
+    T decay = 0;
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t t = sequence.token(p);
+      const DeltaRow<T> row = in_.row(t, head_);
+      decay = next_decay(decay, row.g);
+      rows.push_back({.in = row,
+                      .u = args_.u.data<T>() + in_.offset(t, head_),
+                      .dout = args_.dout.data<T>() + in_.offset(t, head_),
+                      .token = t,
+                      .decay = decay,
+                      .gamma = std::exp2(decay)});
     }
-    for (const T g : decay) to_end.push_back(std::exp2(decay.back() - g));
-    const auto row_of = [&](std::vector<T>& m, int64_t i) { return m.data() + i * d; };
-    // y = x m and y = m x, with x [D] and m [D, D].
-    const auto times = [&](T* y, const T* x, const T* m, T factor) {
-      for (int64_t a = 0; a < d; ++a) add_scaled(y, factor * x[a], m + a * d, d);
-    };
-    const auto applied = [&](T* y, const T* m, const T* x, T factor) {
-      for (int64_t a = 0; a < d; ++a) y[a] += factor * dot(m + a * d, x, d);
-    };
-    const auto index = [&](int64_t t, int64_t i) { return static_cast<size_t>(t * n + i); };
-    std::vector<T> factors(static_cast<size_t>(n * n)), w(factors), q_k(factors);
-    for (int64_t t = own; t < n; ++t)
-      for (int64_t i = 0; i <= t; ++i) {
-        const T factor = std::exp2(decay[static_cast<size_t>(t)] - decay[static_cast<size_t>(i)]);
-        const auto at = [&](int64_t r) -> const DeltaRow<T>& { return rows[static_cast<size_t>(r)]; };
-        factors[index(t, i)] = factor;
-        w[index(t, i)] = factor * dot(at(t).k, at(i).k, d);
-        q_k[index(t, i)] = factor * dot(at(t).q, at(i).k, d);
-      }
-    std::vector<T> du(size), dr(size), dq(size), dk(size), earlier(size);  // earlier: b
-    std::vector<T> dg(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) {
-      const auto r = static_cast<size_t>(i);
-      for (int64_t t = std::max(i, own); t < n; ++t)
-        add_scaled(row_of(du, i), scale_ * q_k[index(t, i)], dout[static_cast<size_t>(t)], d);
-      if (next_s != nullptr) {
-        times(row_of(du, i), rows[r].k, next_ds.data(), to_end[r]);
-        applied(row_of(earlier, i), next_ds.data(), u[r], to_end[r]);
-      }
-      if (fork != nullptr && !is_child) {
-        add_scaled(row_of(du, i), T{1}, row_of(fork->du, i), d);
-        add_scaled(row_of(earlier, i), T{1}, row_of(fork->dk, i), d);
-      }
-    }
-    for (int64_t t = n - 1; t >= own; --t) {
-      add_scaled(row_of(dr, t), rows[static_cast<size_t>(t)].beta, row_of(du, t), d);
-      for (int64_t i = 0; i < t; ++i)
-        add_scaled(row_of(du, i), -w[index(t, i)], row_of(dr, t), d);
-    }
-    std::vector<T> ds(static_cast<size_t>(d * d));
-    if (next_s != nullptr) add_scaled(ds.data(), gamma.back(), next_ds.data(), d * d);
-    for (int64_t t = own; t < n; ++t) {
-      const auto r = static_cast<size_t>(t);
-      const DeltaRow<T>& row = rows[r];
-      applied(row_of(dq, t), s, dout[r], scale_ * gamma[r]);
-      applied(row_of(dk, t), s, row_of(dr, t), -gamma[r]);
-      for (int64_t i = 0; i < t; ++i) {
-        const auto e = static_cast<size_t>(i);
-        const T y = scale_ * factors[index(t, i)] * dot(dout[r], u[e], d);
-        add_scaled(row_of(dq, t), y, rows[e].k, d);
-        add_scaled(row_of(earlier, i), y, row.q, d);
-        const T x = -factors[index(t, i)] * dot(row_of(dr, t), u[e], d);
-        add_scaled(row_of(dk, t), x, rows[e].k, d);
-        add_scaled(row_of(earlier, i), x, row.k, d);
-      }
-      for (int64_t a = 0; a < d; ++a) {
-        add_scaled(ds.data() + a * d, scale_ * gamma[r] * row.q[a], dout[r], d);
-        add_scaled(ds.data() + a * d, -gamma[r] * row.k[a], row_of(dr, t), d);
-      }
-      dg[r] += dot(row.q, row_of(dq, t), d) + dot(row.k, row_of(dk, t), d);
-    }
-    for (int64_t i = 0; i < n; ++i)
-      dg[static_cast<size_t>(i)] -= dot(rows[static_cast<size_t>(i)].k, row_of(earlier, i), d);
-    if (next_s != nullptr) dg.back() += dot(next_s, next_ds.data(), d * d);
-    T sum = fork != nullptr && !is_child ? fork->decay : T{0};
-    for (int64_t t = n - 1; t >= own; --t) {
-      sum += dg[static_cast<size_t>(t)];
-      std::vector<T> r(rows[static_cast<size_t>(t)].v, rows[static_cast<size_t>(t)].v + d);
-      times(r.data(), rows[static_cast<size_t>(t)].k, s, -gamma[static_cast<size_t>(t)]);
-      for (int64_t i = 0; i < t; ++i)
-        add_scaled(r.data(), -w[index(t, i)], u[static_cast<size_t>(i)], d);
-      add_scaled(row_of(dk, t), T{1}, row_of(earlier, t), d);
-      // Y_tt, in which G has no part.
-      const T y = scale_ * dot(dout[static_cast<size_t>(t)], u[static_cast<size_t>(t)], d);
-      add_scaled(row_of(dq, t), y, rows[static_cast<size_t>(t)].k, d);
-      add_scaled(row_of(dk, t), y, rows[static_cast<size_t>(t)].q, d);
-      write(segment.token(begin + t), row_of(dq, t), row_of(dk, t), row_of(dr, t), sum,
-            dot(r.data(), row_of(du, t), d));
-    }
-    if (is_child && own > 0) {
-      for (int64_t i = 0; i < own; ++i) {
-        add_scaled(row_of(fork->du, i), T{1}, row_of(du, i), d);
-        add_scaled(row_of(fork->dk, i), T{1}, row_of(earlier, i), d);
-      }
-      fork->decay += sum;  // their G begin with that of the last open row
-    }
-    return ds;
+    return {std::move(rows), std::max<int64_t>(0, sequence.prefix - begin), dim_, scale_};
   }
 
-  void write(int64_t t, const T* dq, const T* dk, const T* dv, T dg, T dbeta) const {
+  // The rows of the prefix in a chunk that its sequence continues.
+  void add_open_rows(ForkGradients<T>& fork, const ChunkGradients<T>& gradients) const {
+    for (size_t i = 0; i < gradients.own(); ++i) {
+      const auto at = static_cast<int64_t>(i) * dim_;
+      add_scaled(fork.du.data() + at, T{1}, gradients.rows()[i].du.data(), dim_);
+      add_scaled(fork.dk.data() + at, T{1}, gradients.rows()[i].earlier.data(), dim_);
+    }
+    if (gradients.own() > 0) fork.decay += gradients.decay();  // G begins with that of the last one
+  }
+
+  void write(const ChunkGradients<T>& gradients, const T* s) const {
     const auto put = [&](const GradOut& to, int64_t offset, const T* from, int64_t n, bool adds) {
-      write_range(to.tensor.data<T>() + offset, 0, n,
-                  adds ? Grad::kAccumulate : to.mode, [&](int64_t j) { return from[j]; });
+      write_range(to.tensor.data<T>() + offset, 0, n, adds ? Grad::kAccumulate : to.mode,
+                  [&](int64_t j) { return from[j]; });
     };
     const bool adds = head_ % in_.group != 0;  // to the gradients of the heads before
-    put(args_.dq, in_.key_offset(t, head_), dq, dim_, adds);
-    put(args_.dk, in_.key_offset(t, head_), dk, dim_, adds);
-    put(args_.dv, in_.offset(t, head_), dv, dim_, false);
-    put(args_.dg, t * in_.heads + head_, &dg, 1, false);
-    put(args_.dbeta, t * in_.heads + head_, &dbeta, 1, false);
+    T dg = 0;
+    for (size_t t = gradients.rows().size(); t-- > gradients.own();) {
+      const GradientRow<T>& row = gradients.rows()[t];
+      const T dbeta = gradients.dbeta(t, s);
+      dg += row.dg;
+      put(args_.dq, in_.key_offset(row.token, head_), row.dq.data(), dim_, adds);
+      put(args_.dk, in_.key_offset(row.token, head_), row.dk.data(), dim_, adds);
+      put(args_.dv, in_.offset(row.token, head_), row.dr.data(), dim_, false);
+      put(args_.dg, row.token * in_.heads + head_, &dg, 1, false);
+      put(args_.dbeta, row.token * in_.heads + head_, &dbeta, 1, false);
+    }
   }
 
   const GatedDeltaBackward& args_;
@@ -234,11 +293,11 @@ class HeadBackward {
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
   dispatch_float(args.v.dtype(), "gated_delta_backward", [&]<class T>() {
-    const PackedDelta<T> in(args);
+    const PackedDelta<T> in(args, "gated_delta_backward");
     // Sequences without a prefix, each with those that continue it.
-    std::vector<std::pair<size_t, size_t>> trees;
-    for (size_t s = 0; s < in.segments.size(); ++s) {
-      if (in.segments[s].prefix == 0) trees.push_back({s, s + 1});
+    std::vector<std::pair<int64_t, int64_t>> trees;
+    for (int64_t s = 0; s < in.sequences.count; ++s) {
+      if (in.sequences[s].prefix == 0) trees.push_back({s, s + 1});
       trees.back().second = s + 1;
     }
     for_rows(static_cast<int64_t>(trees.size()) * in.key_heads, kElementGrain, [&](int64_t task) {
@@ -247,11 +306,11 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
       for (int64_t head = first; head < first + in.group; ++head) {
         HeadBackward<T> backward(args, in, head);
         std::optional<ForkGradients<T>> fork;
-        for (size_t s = root + 1; s < end; ++s) {
+        for (int64_t s = root + 1; s < end; ++s) {
           if (!fork) fork.emplace(in.dim);
-          backward.run(in.segments[s], &*fork);
+          backward.run(in.sequences[s], &*fork);
         }
-        backward.run(in.segments[root], fork ? &*fork : nullptr);
+        backward.run(in.sequences[root], fork ? &*fork : nullptr);
       }
     });
   });

@@ -18,6 +18,13 @@ struct DeltaRow {
   T g, beta;
 };
 
+// G of a token, from that of the one before.
+template <class T>
+T next_decay(T before, T g) {
+  const T base2 = g * static_cast<T>(1.4426950408889634074);
+  return before + base2;
+}
+
 template <class T>
 class DeltaChunk {
  public:
@@ -58,11 +65,12 @@ class DeltaChunk {
     }
     size_ = 0;
   }
-  // Appends a row that has been computed before, with its G or its g.
+  // Appends a row that has been computed before, by its G or its g.
   void append(const T* k, const T* u, T decay) {
     std::copy(k, k + dim_, k_.data() + size_ * dim_);
     std::copy(u, u + dim_, u_.data() + size_ * dim_);
-    for (int64_t a = 0; a < dim_; ++a) columns_[static_cast<size_t>(a * kDeltaChunk + size_)] = k[a];
+    for (int64_t a = 0; a < dim_; ++a)
+      columns_[static_cast<size_t>(a * kDeltaChunk + size_)] = k[a];
     decay_[size_++] = decay;
   }
   void append_by_g(const T* k, const T* u, T g) {
@@ -73,7 +81,7 @@ class DeltaChunk {
   void step(const DeltaRow<T>& row, T scale, T* u, T* o) {
     if (size_ == kDeltaChunk) fold();
     const T decay = next_decay(row.g), gamma = std::exp2(decay);
-    T w[kDeltaChunk], weights[kDeltaChunk];  // of u_i in u and in o
+    T w[kDeltaChunk], weights[kDeltaChunk];  // factors of u_i in u and in o
     T* const read = sums_.data();            // S^T k and S^T q
     T* const queried = read + dim_;
     std::fill(sums_.begin(), sums_.end(), T{0});
@@ -93,10 +101,7 @@ class DeltaChunk {
   }
 
  private:
-  T next_decay(T g) const {
-    const T base2 = g * static_cast<T>(1.4426950408889634074);
-    return (size_ == 0 ? T{0} : decay_[size_ - 1]) + base2;
-  }
+  T next_decay(T g) const { return kernels::next_decay(size_ == 0 ? T{0} : decay_[size_ - 1], g); }
   // to += factor row
   void add_row(T* to, T factor, const T* row) const {
     COHORT_VECTORIZE

@@ -1,23 +1,68 @@
 // The gated delta rule of packed sequences, and of states, on the CPU.
+#include "kernels/cpu/state_runs.h"
 #include "kernels/gated_delta/cpu/chunk.h"
 #include "kernels/gated_delta/cpu/packed.h"
 
 namespace cohort::kernels::cpu {
 
+namespace {
+
+// The tokens of a run, for the heads of v that read one head of k.
+template <class T>
+void advance(const GatedDeltaCached& args, const DeltaInputRows<T>& in, const StateRun& run,
+             int64_t key_head) {
+  const int64_t dim = in.dim, first = key_head * in.group;
+  if (run.is_idle()) {
+    T* const o = args.o.data<T>() + in.offset(run.first, first);
+    std::fill(o, o + in.group * dim, T{0});
+    return;
+  }
+  const auto scale = static_cast<T>(delta_scale({.scale = args.scale}, dim));
+  // The rows before are those of the chunk of the token before.
+  const int64_t open = run.position == 0 ? 0 : (run.position - 1) % kDeltaChunk + 1,
+                last = run.position + run.count - 1;
+  const auto row_of = [&](Tensor& rows, int64_t i, int64_t head) {
+    const int64_t columns = rows.rank() == 4 ? dim : 1;
+    return rows.data<T>() + ((run.state * kDeltaChunk + i) * rows.dim(2) + head) * columns;
+  };
+  DeltaState& state = args.state;
+  DeltaChunk<T> chunk(dim);
+  std::vector<T> u(static_cast<size_t>(dim));
+  for (int64_t head = first; head < first + in.group; ++head) {
+    T* const s = state.s.data<T>() + (run.state * in.heads + head) * dim * dim;
+    chunk.clear();
+    if (run.position > kDeltaChunk) std::copy(s, s + dim * dim, chunk.s());
+    for (int64_t i = 0; i < open; ++i)
+      chunk.append(row_of(state.k, i, key_head), row_of(state.u, i, head),
+                   *row_of(state.decay, i, head));
+    for (int64_t t = run.first; t < run.first + run.count; ++t)
+      chunk.step(in.row(t, head), scale, u.data(), args.o.data<T>() + in.offset(t, head));
+    if (last >= kDeltaChunk) std::copy(chunk.s(), chunk.s() + dim * dim, s);
+    for (int64_t i = 0; i < chunk.size(); ++i) {
+      std::copy(chunk.u(i), chunk.u(i) + dim, row_of(state.u, i, head));
+      *row_of(state.decay, i, head) = chunk.decay(i);
+    }
+  }
+  for (int64_t i = 0; i < chunk.size(); ++i)
+    std::copy(chunk.k(i), chunk.k(i) + dim, row_of(state.k, i, key_head));
+}
+
+}  // namespace
+
 void gated_delta(const GatedDelta& args) {
   dispatch_float(args.v.dtype(), "gated_delta", [&]<class T>() {
-    const PackedDelta<T> in(args);
+    const PackedDelta<T> in(args, "gated_delta");
     const auto scale = static_cast<T>(delta_scale(args.desc, in.dim));
-    // Those that continue a prefix read what has been stored for it.
+    // Sequences that continue a prefix read what has been stored for it.
     for (const bool continues : {false, true})
-      in.for_heads([&](const PackedSegment& segment, int64_t head) {
-        if (continues != (segment.prefix > 0)) return;
+      in.for_heads([&](const PackedSequence& sequence, int64_t head) {
+        if (continues != (sequence.prefix > 0)) return;
         DeltaChunk<T> chunk(in.dim);
-        for (int64_t p = 0; p < segment.end(); ++p) {
-          const int64_t t = segment.token(p);
+        for (int64_t p = 0; p < int64_t{sequence.keys()}; ++p) {
+          const int64_t t = sequence.token(p);
           const DeltaRow<T> row = in.row(t, head);
           T* const u = args.u.data<T>() + in.offset(t, head);
-          if (p < segment.prefix)
+          if (p < sequence.prefix)
             chunk.append_by_g(row.k, u, row.g);
           else
             chunk.step(row, scale, u, args.o.data<T>() + in.offset(t, head));
@@ -27,71 +72,13 @@ void gated_delta(const GatedDelta& args) {
 }
 
 void gated_delta_cached(const GatedDeltaCached& args) {
-  const auto states = args.states.to_vector<int32_t>(),
-             positions = args.positions.to_vector<int32_t>();
-  const auto tokens = static_cast<int64_t>(states.size());
   const int64_t slots = args.state.s.dim(0);
-  const auto is_idle = [&](int64_t t) {
-    return states[static_cast<size_t>(t)] < 0 || positions[static_cast<size_t>(t)] < 0;
-  };
-  // A run of adjacent tokens of a state begins at each of these.
-  std::vector<int64_t> first;
-  std::vector<bool> seen(static_cast<size_t>(slots));
-  for (int64_t t = 0; t < tokens; ++t) {
-    const auto i = static_cast<size_t>(t);
-    if (!is_idle(t) && t > 0 && states[i] == states[i - 1] && positions[i] == positions[i - 1] + 1)
-      continue;
-    first.push_back(t);
-    if (is_idle(t)) continue;
-    COHORT_CHECK(states[i] < slots, "[gated_delta_cached] state ", states[i], " of ", slots);
-    COHORT_CHECK(!seen[static_cast<size_t>(states[i])],
-                 "[gated_delta_cached] expected adjacent tokens at ascending positions for state ",
-                 states[i]);
-    seen[static_cast<size_t>(states[i])] = true;
-  }
-  first.push_back(tokens);
+  const std::vector<StateRun> runs =
+      state_runs(args.states, args.positions, slots, "gated_delta_cached");
   dispatch_float(args.v.dtype(), "gated_delta_cached", [&]<class T>() {
     const DeltaInputRows<T> in(args.q, args.k, args.v, args.g, args.beta);
-    const auto scale = static_cast<T>(delta_scale({.scale = args.scale}, in.dim));
-    const int64_t heads = in.heads, dim = in.dim, key_heads = in.key_heads;
-    for_rows(static_cast<int64_t>(first.size() - 1) * key_heads, dim * dim, [&](int64_t task) {
-      const int64_t key_head = task % key_heads;
-      const int64_t begin = first[static_cast<size_t>(task / key_heads)],
-                    end = first[static_cast<size_t>(task / key_heads + 1)];
-      const int64_t first_head = key_head * in.group, last_head = first_head + in.group;
-      if (is_idle(begin)) {
-        T* const o = args.o.data<T>() + in.offset(begin, first_head);
-        std::fill(o, o + in.group * dim, T{0});
-        return;
-      }
-      const int64_t slot = states[static_cast<size_t>(begin)],
-                    position = positions[static_cast<size_t>(begin)],
-                    last = position + end - begin - 1;
-      // The rows before are those of the chunk of the token before.
-      const int64_t open = position == 0 ? 0 : (position - 1) % kDeltaChunk + 1;
-      const auto row_of = [&](Tensor& rows, int64_t i, int64_t head) {
-        return rows.data<T>() + ((slot * kDeltaChunk + i) * rows.dim(2) + head) * rows.numel() /
-                                    (slots * kDeltaChunk * rows.dim(2));
-      };
-      DeltaChunk<T> chunk(dim);
-      std::vector<T> u(static_cast<size_t>(dim));
-      for (int64_t head = first_head; head < last_head; ++head) {
-        T* const s = args.state.s.data<T>() + (slot * heads + head) * dim * dim;
-        chunk.clear();
-        if (position > kDeltaChunk) std::copy(s, s + dim * dim, chunk.s());
-        for (int64_t i = 0; i < open; ++i)
-          chunk.append(row_of(args.state.k, i, key_head), row_of(args.state.u, i, head),
-                       *row_of(args.state.decay, i, head));
-        for (int64_t t = begin; t < end; ++t)
-          chunk.step(in.row(t, head), scale, u.data(), args.o.data<T>() + in.offset(t, head));
-        if (last >= kDeltaChunk) std::copy(chunk.s(), chunk.s() + dim * dim, s);
-        for (int64_t i = 0; i < chunk.size(); ++i) {
-          std::copy(chunk.u(i), chunk.u(i) + dim, row_of(args.state.u, i, head));
-          *row_of(args.state.decay, i, head) = chunk.decay(i);
-        }
-      }
-      for (int64_t i = 0; i < chunk.size(); ++i)
-        std::copy(chunk.k(i), chunk.k(i) + dim, row_of(args.state.k, i, key_head));
+    for_rows(static_cast<int64_t>(runs.size()) * in.key_heads, in.dim * in.dim, [&](int64_t task) {
+      advance(args, in, runs[static_cast<size_t>(task / in.key_heads)], task % in.key_heads);
     });
   });
 }
