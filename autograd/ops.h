@@ -114,13 +114,18 @@ Variable attention(std::span<const Variable> inputs, const QkvViews& views, Tens
 Variable attention(const Variable& qkv, int64_t kv_heads, const Tensor& cu_seqlens,
                    const kernels::AttentionDesc& desc, int64_t padding = 0,
                    const AttentionTerms& terms = {});
-// The gated delta rule (kernels/gated_delta/gated_delta.h) -> [T, Hv, D]. On the CPU alone.
-struct DeltaVariables {
-  Variable q, k;     // [T, Hk, D]
-  Variable v;        // [T, Hv, D]
-  Variable g, beta;  // [T, Hv] in accumulate_dtype()
+// The gated delta rule (kernels/gated_delta/gated_delta.h) on the inputs of kernels/delta_inputs.h,
+// which the backward makes again -> [T, Hv, D]. On the CPU alone.
+struct DeltaDims {
+  int64_t key_heads = 0, heads = 0, dim = 0;  // Hk, Hv, D
 };
-Variable gated_delta(const DeltaVariables& in, const Tensor& cu_seqlens,
+struct DeltaVariables {
+  Variable x;               // [T, 2 Hk D + Hv D]
+  Variable b, a;            // [T, Hv]
+  Variable w;               // [2 Hk D + Hv D, 4]
+  Variable a_log, dt_bias;  // [Hv] in accumulate_dtype()
+};
+Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc = {});
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 

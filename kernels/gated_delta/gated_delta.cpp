@@ -1,17 +1,15 @@
 #include "kernels/gated_delta/gated_delta.h"
 
-#include <algorithm>
-
+#include "core/with_cuda.h"
 #include "kernels/arguments.h"
 
 namespace cohort::kernels {
 namespace {
 
 void check_sizes(const ArgumentCheck& check, const Tensor& t) {
-  check.require(t.device().is_cpu(), "is not on GPUs yet: expected tensors on the CPU, got ",
-                t.str());
-  check.require(check["Hk"] > 0 && check["Hv"] % check["Hk"] == 0, "expected heads of v in groups ",
-                "for each of the ", check["Hk"], " heads of k, got ", check["Hv"]);
+  check.require(t.device().is_cpu(), "there is no CUDA kernel of this op yet, got ", t.str());
+  check.require(check["Hk"] > 0 && check["Hv"] % check["Hk"] == 0, "expected a multiple of the ",
+                check["Hk"], " heads of k for v, got ", check["Hv"]);
 }
 
 }  // namespace
@@ -24,7 +22,7 @@ void gated_delta(const GatedDelta& args) {
       args.q, args.k, args.v, args.o, args.u, args.g, args.beta, args.cu_seqlens,
       args.desc.prefixes);
   check_sizes(check, args.v);
-  cpu::gated_delta(args);
+  on_device<cpu::gated_delta, cpu::gated_delta>(args.v.device(), args);
 }
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
@@ -37,7 +35,7 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
   check("[T, Hk, D] dq, dk; [T, Hv, D] dv; accumulate [T, Hv] dg, dbeta", args.dq, args.dk, args.dv,
         args.dg, args.dbeta);
   check_sizes(check, args.v);
-  cpu::gated_delta_backward(args);
+  on_device<cpu::gated_delta_backward, cpu::gated_delta_backward>(args.v.device(), args);
 }
 
 void gated_delta_cached(const GatedDeltaCached& args) {
@@ -50,7 +48,7 @@ void gated_delta_cached(const GatedDeltaCached& args) {
       "decay",
       args.state.s, args.state.k, args.state.u, args.state.decay);
   check_sizes(check, args.v);
-  cpu::gated_delta_cached(args);
+  on_device<cpu::gated_delta_cached, cpu::gated_delta_cached>(args.v.device(), args);
 }
 
 }  // namespace cohort::kernels

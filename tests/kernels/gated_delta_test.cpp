@@ -350,7 +350,7 @@ TEST(GatedDelta, WrongArgumentsAreRefused) {
   Inputs wrong = in;
   wrong.v = random_tensor({9, 3, 6}, DType::kF64, 1);
   wrong.g = wrong.beta = random_tensor({9, 3}, DType::kF64, 1);
-  refused(wrong, "heads of v in groups");
+  refused(wrong, "a multiple of the 2 heads of k for v, got 3");
   wrong = in;
   wrong.g = in.g.to(DType::kF32);
   refused(wrong, "expected g f64");

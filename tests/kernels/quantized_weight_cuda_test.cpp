@@ -30,8 +30,8 @@ TEST(CudaQuantizedWeights, HaveTheBitsOfTheCpu) {
     }
 }
 
-// The kernels that expand weights as they read them have the bits of the GEMM on expanded ones, with
-// adapters and biases, for any number of rows, and writes nothing else.
+// Kernels that expand weights as they read them have the bits of the GEMM on expanded ones, with
+// adapters and biases, for any number of rows, and write nothing else.
 TEST(CudaQuantizedWeights, AreReadWithTheBitsOfTheGemm) {
   COHORT_REQUIRE_GPU(device);
   size_t read = 0;

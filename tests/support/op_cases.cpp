@@ -475,20 +475,19 @@ void add_gated_delta(Table& table) {
        std::vector<Row>{{"one token", 1, 1, 1, {0, 1}, {}},
                         {"4 heads on 2, lengths 63 0 5", 2, 4, 3, {0, 63, 63, 68}, {}},
                         {"64 tokens", 1, 2, 2, {0, 64}, {}},
-                        {"65 and 130 tokens", 1, 1, 2, {0, 65, 195}, {}},
+                        {"65 and 130 tokens", 1, 1, 4, {0, 65, 195}, {}},
                         {"two behind a prefix", 1, 2, 2, {0, 70, 75, 137}, {0, 0, 0, 70, 0, 70}}}) {
     const int64_t tokens = row.starts.back();
-    const InputSpec keys{{tokens, row.key_heads, row.dim}}, values{{tokens, row.heads, row.dim}},
-        gates{{tokens, row.heads}};
-    table.push_back({"gated_delta", row.variant, inputs({keys, keys, values, gates, gates}),
+    const int64_t channels = (2 * row.key_heads + row.heads) * row.dim;
+    const InputSpec gates{{tokens, row.heads}}, heads{{row.heads}};
+    table.push_back({"gated_delta", row.variant,
+                     inputs({{{tokens, channels}}, gates, gates, {{channels, 4}}, heads, heads}),
                      [row](Inputs in) {
                        kernels::GatedDeltaDesc desc;
-                       if (!row.prefixes.empty())
-                         desc.prefixes =
-                             ids(row.prefixes, in[0])
-                                 .reshape({static_cast<int64_t>(row.prefixes.size()) / 2, 2});
-                       const Variable g = scale(square(in[3]), -0.5);
-                       return gated_delta({in[0], scale(in[1], 0.5), in[2], g, sigmoid(in[4])},
+                       const auto pairs = static_cast<int64_t>(row.prefixes.size() / 2);
+                       if (pairs > 0) desc.prefixes = ids(row.prefixes, in[0]).reshape({pairs, 2});
+                       return gated_delta({in[0], in[1], in[2], in[3], in[4], in[5]},
+                                          {row.key_heads, row.heads, row.dim},
                                           ids(row.starts, in[0]), desc);
                      },
                      false});
