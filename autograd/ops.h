@@ -36,6 +36,8 @@ Variable weighted_sum(const Variable& x, const Tensor& weights);
 Variable reshape(const Variable& x, const Shape& shape);
 // x[i] of the first dimension.
 Variable select(const Variable& x, int64_t i);
+// [T, count]: columns [first, first + count) of x [T, C].
+Variable columns(const Variable& x, int64_t first, int64_t count);
 // [L, C]: rows `rows` [L] i32 of x [T, C], each at most once. If L is T, `rows` must be ascending
 // and the result is x.
 Variable select_rows(const Variable& x, const Tensor& rows);

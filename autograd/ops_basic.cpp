@@ -138,6 +138,22 @@ Variable select(const Variable& x, int64_t i) {
                    });
 }
 
+Variable columns(const Variable& x, int64_t first, int64_t count) {
+  return make_node("columns", x.value().narrow(1, first, count).contiguous(), {x},
+                   [first, count](const Tensor& dy, Gradients& g) {
+                     GradSlot dx = g.slot(0);
+                     Tensor part = dx.tensor.narrow(1, first, count);
+                     Tensor sum = part.contiguous();
+                     if (dx.mode == Grad::kOverwrite) {
+                       dx.tensor.zero_();
+                       sum = dy;
+                     } else {
+                       kernels::scale({.y = sum, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
+                     }
+                     part.copy_(sum);
+                   });
+}
+
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx) {
   if (dx.tensor.defined())
     kernels::matmul({.c = dx.tensor, .a = dy, .b = w, .desc = {.out = dx.mode}});

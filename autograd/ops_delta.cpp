@@ -66,7 +66,8 @@ Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tens
                                    .cu_seqlens = cu_seqlens,
                                    .desc = desc});
     GradSlot dx = gradients.slot(0), db = gradients.slot(1), da = gradients.slot(2),
-             dw = gradients.weight_slot(3), da_log = gradients.slot(4), ddt = gradients.slot(5);
+             dw = gradients.weight_slot(3), da_log = gradients.weight_slot(4),
+             ddt = gradients.weight_slot(5);
     kernels::delta_inputs_backward({.dx = dx,
                                     .dw = dw,
                                     .db = db,

@@ -41,26 +41,31 @@ Backbone::Block Backbone::make_block(int index, const AdapterTargets& adapters) 
   };
   Block b;
   set_.begin_unit();
-  if (before) b.attention_norm = norm("input_layernorm");
-  b.attention = SelfAttention(set_, prefix + "self_attn", config_, adapters, index);
-  (before ? b.mlp_norm : b.attention_norm) = norm("post_attention_layernorm");
+  if (before) b.mixer_norm = norm("input_layernorm");
+  if (config_.is_delta(index))
+    b.mixer = GatedDelta(set_, prefix + "linear_attn", config_, adapters, index);
+  else
+    b.mixer = SelfAttention(set_, prefix + "self_attn", config_, adapters, index);
+  (before ? b.mlp_norm : b.mixer_norm) = norm("post_attention_layernorm");
   b.mlp = Mlp(set_, prefix + "mlp", config_, adapters);
   if (!before) b.mlp_norm = norm("post_feedforward_layernorm");
   if (before) {
-    b.attention_norm.norm.set_padding(b.attention.layers()[0].input_padding());
+    b.mixer_norm.norm.set_padding(b.mixer_layers()[0].input_padding());
     b.mlp_norm.norm.set_padding(b.mlp.layers()[0].input_padding());
   }
   return b;
 }
 
 void Backbone::write_kv_scales() const {
-  for (const Block& block : blocks_) block.attention.write_kv_scales(block.attention_norm.norm);
+  for (const Block& block : blocks_)
+    if (const auto* const attention = std::get_if<SelfAttention>(&block.mixer))
+      attention->write_kv_scales(block.mixer_norm.norm);
 }
 
 std::vector<const Linear*> Backbone::adapted() const {
   std::vector<const Linear*> out;
   for (const Block& block : blocks_)
-    for (const auto& layers : {block.attention.layers(), block.mlp.layers()})
+    for (const auto& layers : {block.mixer_layers(), block.mlp.layers()})
       for (const Linear& layer : layers)
         if (layer.lora.defined()) out.push_back(&layer);
   return out;
@@ -80,16 +85,17 @@ Residual Backbone::block(int index, Residual in, const Pass& pass) const {
   const auto spec = [&](DropoutSite site) {
     return dropout_spec(config_.dropout, pass, index, site);
   };
-  const AddNorm a = b.attention_norm.enter(std::move(in));
-  const AddNorm m = b.mlp_norm.enter(
-      b.attention_norm.leave(a.sum, b.attention(a.normed, pass), spec(DropoutSite::kAttentionOut)));
+  const AddNorm a = b.mixer_norm.enter(std::move(in));
+  const Variable mixed =
+      std::visit([&](const auto& mixer) { return mixer(a.normed, pass); }, b.mixer);
+  const AddNorm m =
+      b.mlp_norm.enter(b.mixer_norm.leave(a.sum, mixed, spec(DropoutSite::kAttentionOut)));
   return b.mlp_norm.leave(m.sum, b.mlp(m.normed, pass), spec(DropoutSite::kMlpOut));
 }
 
 Variable Backbone::recomputed_block(int index, const Variable& x, const Pass& pass) const {
   const ParameterUnit& unit = set_.units()[static_cast<size_t>(index) + 1];
-  // The closure outlives this call: it copies the pass, whose `attention` must not refer to this
-  // stack.
+  // The closure outlives this call: it copies the pass.
   const Variable inputs[] = {x, pass.position_terms.bias};
   return checkpoint(
       [this, index, pass](std::span<const Variable> in) {

@@ -5,9 +5,11 @@
 // log-probs agree to the bit.
 #pragma once
 
+#include <variant>
 #include <vector>
 
 #include "nn/feed_forward.h"
+#include "nn/gated_delta.h"
 #include "nn/positions.h"
 
 namespace cohort {
@@ -43,9 +45,12 @@ class Backbone {
 
  private:
   struct Block {
-    SubLayerNorm attention_norm, mlp_norm;
-    SelfAttention attention;
+    SubLayerNorm mixer_norm, mlp_norm;
+    std::variant<SelfAttention, GatedDelta> mixer;
     Mlp mlp;
+    std::span<const Linear> mixer_layers() const {
+      return std::visit([](const auto& m) { return m.layers(); }, mixer);
+    }
   };
   Block make_block(int index, const AdapterTargets& adapters);
   Residual block(int index, Residual in, const Pass& pass) const;

@@ -116,6 +116,10 @@ void ModelConfig::require_decoder() const {
     throw InputError(
         "the model is an encoder, which does not generate text; hint: cohort fill-mask, classify "
         "or embed");
+  if (has_delta())
+    throw InputError(
+        "model.delta: models with delta layers do not generate text yet; hint: trainer: pretrain, "
+        "and cohort eval or logprobs of a text");
 }
 
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
@@ -157,10 +161,24 @@ void resolve_encoder(ModelConfig& c) {
   c.context = length;
 }
 
+void check_delta(const ModelConfig& c) {
+  if (!c.has_delta()) return;
+  const DeltaConfig& d = c.delta;
+  require(d.full_every > 1, "delta.full_every: 1 has no delta layers; hint: 0");
+  require(d.value_heads % d.key_heads == 0,
+          str("delta.value_heads: ", d.value_heads, " is no multiple of key_heads ", d.key_heads));
+  require(d.key_dim == d.value_dim,
+          str("delta.value_dim: expected that of keys, ", d.key_dim, ", got ", d.value_dim));
+  require(!c.is_encoder(), "mask: delta layers need the mask causal");
+  require(c.lora.rank == 0 && !c.precision.is_quantized() && !c.precision.rounds_keys(),
+          "delta: adapters, a base in fewer bits and rounded keys are not there yet");
+}
+
 }  // namespace
 
 void ModelConfig::resolve() {
   resolve_encoder(*this);
+  check_delta(*this);
   if (context == 0) context = 256;
   if (num_kv_heads == 0) num_kv_heads = num_heads;
   if (head_dim == 0) {
@@ -191,6 +209,8 @@ void ModelConfig::resolve() {
 }
 
 void ModelConfig::check_device(Device device, DType dtype) const {
+  if (device.is_cuda() && has_delta())
+    throw InputError("model.delta: there are no GPU kernels yet; hint: device: cpu");
   if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)
     throw InputError(str("model.head_dim: expected at most ", kernels::kMaxCudaHeadDim,
                          " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));

@@ -107,6 +107,26 @@ struct ExposbConfig {
   }
 };
 
+// Layers with the gated delta rule in place of attention (nn/gated_delta.h).
+struct DeltaConfig {
+  int64_t full_every = 0, key_heads = 16, value_heads = 32, key_dim = 128, value_dim = 128;
+
+  int64_t values() const { return value_heads * value_dim; }
+  int64_t channels() const { return 2 * key_heads * key_dim + values(); }
+  void visit(ConfigVisitor& v) {
+    v.field("full_every", full_every,
+            "every n-th layer has attention, and the others the gated delta rule; 0: all have "
+            "attention. On the CPU, for pretraining",
+            {.min = 0, .max = 1000});
+    v.field("key_heads", key_heads, "heads of queries and keys", {.min = 1, .max = 1 << 12});
+    v.field("value_heads", value_heads, "heads of values, a multiple of key_heads",
+            {.min = 1, .max = 1 << 12});
+    v.field("key_dim", key_dim, "width of a head of queries and keys", {.min = 1, .max = 1 << 10});
+    v.field("value_dim", value_dim, "width of a head of values, that of keys",
+            {.min = 1, .max = 1 << 10});
+  }
+};
+
 // Properties of models that are no configuration keys: those of a family of nn/families/, from its
 // config.json, and what resolve() derives.
 struct FamilyFields {
@@ -149,6 +169,7 @@ struct ModelConfig {
   int64_t image_size = 0, patch_size = 0, channels = 3;
   int64_t position_buckets = 32, position_max_distance = 128;
   ExposbConfig exposb;
+  DeltaConfig delta;
   int64_t vocab_size = 0;  // set from the tokenizer; 0 for images
   HeadType head = HeadType::kNextToken;
   // The classes of kClasses, at least two.
@@ -166,6 +187,8 @@ struct ModelConfig {
   int64_t window_of(int layer) const {
     return family.windowed.empty() || family.windowed[static_cast<size_t>(layer)] ? window : 0;
   }
+  bool has_delta() const { return delta.full_every > 0; }
+  bool is_delta(int layer) const { return has_delta() && (layer + 1) % delta.full_every != 0; }
   bool is_rotary(int layer) const {
     return is_rotated() && (family.rotary.empty() || family.rotary[static_cast<size_t>(layer)]);
   }
@@ -191,7 +214,7 @@ struct ModelConfig {
     if (head == HeadType::kPooler) return 0;
     return head == HeadType::kClasses ? static_cast<int64_t>(labels.size()) : vocab_size;
   }
-  // Throws InputError for an encoder.
+  // Throws InputError for an encoder, and for delta layers, which have no cache yet.
   void require_decoder() const;
   // Changes the head, in `file` too. Throws InputError for classes without two labels.
   void set_head(HeadType type, std::vector<std::string> names = {});
@@ -256,6 +279,7 @@ struct ModelConfig {
     v.field("position_max_distance", position_max_distance,
             "position t5: greater distances share the last bias", {.min = 1, .max = 1 << 20});
     v.section("exposb", exposb, "constants of position exposb");
+    v.section("delta", delta, "layers with the gated delta rule (docs/gated_delta.md)");
   }
   // Fills in sizes that are 0 and checks consistency. Throws InputError naming the key.
   void resolve();

@@ -24,8 +24,13 @@ ModelSize model_size(const ModelConfig& c) {
 
 double train_flops_per_token(const ModelConfig& c, double length, double targets) {
   // Mean number of keys that a query sees: half the length, less with a window, all in an encoder.
-  double keys = 0;
+  double keys = 0, delta = 0;
   for (int i = 0; i < c.num_layers; ++i) {
+    if (c.is_delta(i)) {  // a row reads and writes its matrix, and on average half of a chunk
+      delta += static_cast<double>(c.delta.values()) *
+               static_cast<double>(3 * c.delta.key_dim + 2 * kernels::kDeltaChunk);
+      continue;
+    }
     const auto window = static_cast<double>(c.window_of(i));
     keys += c.is_encoder()                    ? length
             : window == 0 || window >= length ? length / 2
@@ -35,7 +40,7 @@ double train_flops_per_token(const ModelConfig& c, double length, double targets
   const double matmuls = static_cast<double>(size.matmul_parameters - size.head_parameters) +
                          targets * static_cast<double>(size.head_parameters);
   return (size.adapters > 0 ? 4.0 : 6.0) * matmuls + 6.0 * static_cast<double>(size.adapters) +
-         12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys;
+         12.0 * static_cast<double>(c.num_heads * c.head_dim) * keys + 6.0 * delta;
 }
 
 }  // namespace cohort

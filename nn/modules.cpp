@@ -163,7 +163,7 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
                      {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
   if (q_norm_.defined())
     call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, c.num_kv_heads, c.norm_eps);
-  return layers_[kOut](pass.attention(std::move(call)), pass.options.adapters);
+  return layers_[kOut](pass.mixing->attention(std::move(call)), pass.options.adapters);
 }
 
 }  // namespace cohort

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,19 +41,32 @@ struct AttentionCall {
   int64_t padding = 0;  // columns behind each row of the output
 };
 
+// One layer's gated delta rule.
+struct DeltaCall {
+  int layer = 0;
+  DeltaVariables in;
+  DeltaDims dims;
+};
+
 // A scheme of positions in attention; each member may be undefined.
 struct PositionTerms {
   Tensor rope_table, slopes;
   Variable bias;
 };
 
+// How a forward mixes the tokens of its sequences (nn/mixing.h).
+class Mixing {
+ public:
+  virtual ~Mixing() = default;
+  virtual Variable attention(AttentionCall call) const = 0;       // [T, H D]
+  virtual Variable gated_delta(const DeltaCall& call) const = 0;  // [T, Hv, D]
+};
+
 // Inputs shared by the blocks of one forward.
 struct Pass {
-  // Returns [T, H D], over the packed batch or the cache.
-  using Attention = std::function<Variable(AttentionCall call)>;
   PackedBatch batch;  // its inputs
   ForwardOptions options;
-  Attention attention;
+  std::shared_ptr<const Mixing> mixing;
   PositionTerms position_terms;
 };
 

@@ -1,6 +1,7 @@
 #include "nn/parameter_set.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/dry_run.h"
 #include "core/parallel.h"
@@ -34,6 +35,19 @@ Tensor uniform_values(const Shape& shape, double bound, uint64_t seed, uint64_t 
       p[i] = bound * (2 * uniform_f64(bits[0], bits[1]) - 1);
     }
   });
+  return value;
+}
+
+Tensor vector_values(const ParameterLeaf& leaf, const Shape& shape, uint64_t seed,
+                     uint64_t stream) {
+  if (leaf.values == InitialValues::kUniform) return uniform_values(shape, leaf.init, seed, stream);
+  Tensor value = uniform_values(shape, 1, seed, stream);
+  double* const p = value.data<double>();
+  for (int64_t i = 0; i < value.numel(); ++i) {
+    const double unit = (p[i] + 1) / 2, dt = 0.001 * std::pow(100, unit);  // of kTimeStep
+    p[i] = leaf.values == InitialValues::kLogUniform ? std::log(std::max(leaf.init * unit, 1e-4))
+                                                     : dt + std::log(-std::expm1(-dt));
+  }
   return value;
 }
 
@@ -73,7 +87,7 @@ ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
   units_.back().end_leaf = trained_.size();
   kernels::QuantizedWeight quantized;
   if (is_quantized) quantized = kernels::QuantizedWeight::empty(spec.format, spec.shape, device_);
-  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index};
+  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index, spec.values};
 }
 
 void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
@@ -92,9 +106,11 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
     value.zero_();
   else if (is_adapter)
     value.copy_(adapter_values().to(dtype_));
-  else if (leaf.use == ParameterUse::kVector)
+  else if (leaf.use == ParameterUse::kVector && leaf.values == InitialValues::kOfUse)
     value.fill_(leaf.init);
-  else if (seed_ && quantized.defined())
+  else if (leaf.use == ParameterUse::kVector) {
+    if (seed_) value.copy_(vector_values(leaf, value.shape(), *seed_, stream).to(dtype_));
+  } else if (seed_ && quantized.defined())
     quantized.copy_(kernels::quantize_weight(
         normal_values(value.shape(), leaf.init, *seed_, stream).to(DType::kF32), base_format_));
   else if (seed_)

@@ -29,6 +29,10 @@ enum class ParameterUse : uint8_t { kMatmul, kLookup, kVector };
 // trained while all others of their set are frozen.
 enum class ParameterRole : uint8_t { kTrained, kFrozen, kAdapter };
 
+// Initial values of a vector other than its constant: U(-init, init); log x, x from U(0, init); or
+// x with softplus(x) = dt from [0.001, 0.1], uniform in log dt (Gu and Dao 2023).
+enum class InitialValues : uint8_t { kOfUse, kUniform, kLogUniform, kTimeStep };
+
 struct ParameterSpec {
   std::string name;  // as in Hugging Face's Llama if it exists: model.layers.0.mlp.up_proj.weight
   Shape shape;
@@ -37,6 +41,7 @@ struct ParameterSpec {
   // the standard deviation of N(0, .).
   double init = 0;
   ParameterRole role = ParameterRole::kTrained;
+  InitialValues values = InitialValues::kOfUse;
   // Rows in memory if there are more than in `shape`. Those are padding (Tensor::with_padding()):
   // zeros with a gradient of zero that no parameter, count, flat index or file includes.
   int64_t leaf_rows = 0;
@@ -72,6 +77,7 @@ struct ParameterLeaf {
   double init = 0;
   ParameterRole role = ParameterRole::kTrained;
   int64_t flat_index = 0;
+  InitialValues values = InitialValues::kOfUse;
 };
 
 // Flat indices [begin, end), and trained leaves [first_leaf, end_leaf).

@@ -62,17 +62,9 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  const auto packed_attention = [batch](AttentionCall call) {
-    Variable& qkv = call.qkv;
-    call.desc.prefixes = batch.prefixes;
-    if (call.rope_table.defined() || call.kv_scales.defined())
-      qkv =
-          rope(std::move(qkv), batch.positions, call.rope_table, call.num_kv_heads, call.kv_scales);
-    return attention(qkv, call.num_kv_heads, batch.cu_seqlens, call.desc, call.padding, call.terms);
-  };
   return run({.batch = batch,
               .options = options,
-              .attention = packed_attention,
+              .mixing = std::make_shared<PackedMixing>(batch),
               .position_terms = backbone_.position_terms()});
 }
 
@@ -101,28 +93,11 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   stream.may_prefetch =
       allows_prefetch() && config_.precision.base == kernels::WeightFormat::kModel;
   const StreamGuard guard(stream);
-  const auto cached_attention = [&](AttentionCall call) {
-    kernels::PagedKV pages = cache.layer(call.layer);
-    pages.scales = call.kv_scales;
-    const kernels::AttentionDesc desc = call.terms.added_to(call.desc);
-    Tensor& qkv = call.qkv.value();
-    const Tensor q = qkv.narrow(1, 0, qkv.dim(1) - 2 * call.num_kv_heads);
-    const Tensor rows = empty_rows(q.select(1, 0), q.dim(1) * q.dim(2), call.padding);
-    Tensor o = rows.reshape(q.shape());
-    const Tensor& table = call.rope_table;
-    if (step == CachedStep::kDecode) {
-      kernels::attention_decode({o, pages, qkv, sequences, positions, table, desc});
-    } else {
-      kernels::rope_kv_write({pages, qkv, sequences, positions, table});
-      kernels::attention_paged({o, q, pages, sequences, positions, desc});
-    }
-    return Variable(rows);
-  };
   ForwardOptions options;
   if (config_.lora.slots > 1) options.adapters = {sequences, cache.adapters()};
   return run({.batch = {.tokens = tokens, .positions = positions},
               .options = options,
-              .attention = cached_attention,
+              .mixing = std::make_shared<CachedMixing>(sequences, positions, cache, step),
               .position_terms = backbone_.position_terms()})
       .value();
 }

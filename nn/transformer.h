@@ -11,12 +11,9 @@
 #include "data/packing.h"
 #include "nn/backbone.h"
 #include "nn/head.h"
-#include "nn/kv_cache.h"
+#include "nn/mixing.h"
 
 namespace cohort {
-
-// Tokens of forward_cached(): any (prefill), or one per cache row (decode).
-enum class CachedStep { kPrefill, kDecode };
 
 class Transformer : NonCopyable {
  public:

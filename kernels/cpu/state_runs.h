@@ -28,7 +28,7 @@ inline std::vector<StateRun> state_runs(const Tensor& states, const Tensor& posi
       continue;
     }
     if (t > 0 && !out.back().is_idle() && state[t] == state[t - 1] &&
-        position[t] == position[t - 1] + 1) {
+        position[t] == int64_t{position[t - 1]} + 1) {
       ++out.back().count;
       continue;
     }

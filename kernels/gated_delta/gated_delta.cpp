@@ -8,8 +8,8 @@ namespace {
 
 void check_sizes(const ArgumentCheck& check, const Tensor& t) {
   check.require(t.device().is_cpu(), "there is no CUDA kernel of this op yet, got ", t.str());
-  check.require(check["Hk"] > 0 && check["Hv"] % check["Hk"] == 0, "expected a multiple of the ",
-                check["Hk"], " heads of k for v, got ", check["Hv"]);
+  check.require(check["Hk"] > 0 && check["Hv"] > 0 && check["Hv"] % check["Hk"] == 0,
+                "expected a multiple of the ", check["Hk"], " heads of k for v, got ", check["Hv"]);
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ void gated_delta_cached(const GatedDeltaCached& args) {
   ArgumentCheck check("gated_delta_cached");
   check("[T, Hk, D] q, k; [T, Hv, D] v, o; accumulate [T, Hv] g, beta; i32 [T] states, positions",
         args.q, args.k, args.v, args.o, args.g, args.beta, args.states, args.positions);
-  check.bind("64", kDeltaChunk);
+  static_assert(kDeltaChunk == 64);
   check(
       "accumulate [N, Hv, D, D] s; [N, 64, Hk, D] k; [N, 64, Hv, D] u; accumulate [N, 64, Hv] "
       "decay",

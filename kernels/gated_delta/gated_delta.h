@@ -13,13 +13,15 @@
 //   o_t = scale (2^G_t S^T q_t + sum_(i<=t) 2^(G_t - G_i) (q_t k_i) u_i)
 //
 // where terms are added one by one in ascending i, each by a fused multiply-add, and u is as
-// stored, rounded: its error is then corrected by the rule itself. When the first token of the next
-// chunk comes, the chunk is folded into its matrix:
+// stored, rounded: its error is then corrected by the rule itself. log2(e) g is rounded before it
+// is added; products of rows, S^T k and S^T q are fma chains from 0 over ascending head dims. When
+// the first token of the next chunk comes, the chunk is folded into its matrix:
 //
 //   S' = 2^G_63 S + D,  D = sum_i k_i (2^(G_63 - G_i) u_i)^T
 //
 // So the state of a sequence is a matrix and the open rows (k, u, G) of a chunk, which are only
-// appended to, and a row's bits depend on the tokens of its sequence up to its own.
+// appended to, and a row's bits depend on the tokens of its sequence up to its own. g is finite; as
+// G counts from the start of a chunk, a g of -1e4 costs its later rows in f32 1e-3 of their values.
 //
 // On the CPU alone: f32 and f64.
 #pragma once
@@ -42,7 +44,7 @@ inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
   return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
-// Hv is a multiple of Hk: head h of v reads head h / (Hv / Hk) of q and k.
+// Hv is a positive multiple of Hk: head h of v reads head h / (Hv / Hk) of q and k.
 struct GatedDelta {
   Tensor &o, &u;             // [T, Hv, D]; u is kept for the backward
   const Tensor &q, &k;       // [T, Hk, D]
@@ -70,8 +72,9 @@ void gated_delta_backward(const GatedDeltaBackward& args);
 void gated_delta_backward(const GatedDeltaBackward& args);
 
 // States of N sequences: the matrix at the start of the chunk of the latest token, and the rows of
-// that chunk, at position % 64. Rows of later positions are ignored, so that a sequence may go back
-// to any position of its chunk.
+// that chunk, at position % 64. Rows of later positions are ignored, so that any token of this
+// chunk may become the latest one again; to those before it a sequence cannot go back, but to
+// position 0.
 struct DeltaState {
   Tensor s;      // [N, Hv, D, D] in accumulate_dtype(k)
   Tensor k, u;   // [N, 64, Hk, D], [N, 64, Hv, D]

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/rng.h"
+#include "kernels/vector_math.h"
 #include "tests/support/test_util.h"
 
 namespace cohort::kernels {
@@ -91,7 +92,8 @@ TEST(GatedDelta, IsTheRecurrence) {
     for (const int32_t length : {1, 63, 64, 65, 130, 200})
       for (const auto& [key_heads, heads, dim] :
            {std::array<int64_t, 3>{1, 1, 5}, {2, 4, 16}, {1, 3, 7}}) {
-        const Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, dtype);
+        Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, dtype);
+        if (length == 65) in.desc.scale = 0.7;
         const auto o = in.run().to_vector<double>();
         const auto ends = in.cu_seqlens.to_vector<int64_t>();
         for (size_t s = 0; s + 1 < ends.size(); ++s)
@@ -128,10 +130,11 @@ TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
   };
   int pieces = 0;
   for (const DType dtype : {DType::kF32, DType::kF64})
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < 250; ++round) {
       const std::vector<int32_t> lengths = {static_cast<int32_t>(1 + below(200)), 64,
                                             static_cast<int32_t>(1 + below(200))};
-      const Inputs in = make_inputs(lengths, 1, 2, 4, dtype, static_cast<uint64_t>(10 * round + 1));
+      Inputs in = make_inputs(lengths, 1, 2, 4, dtype, static_cast<uint64_t>(10 * round + 1));
+      if (round % 2 == 1) in.desc.scale = 0.7;
       const Tensor whole = in.run();
       const auto ends = in.cu_seqlens.to_vector<int64_t>();
       DeltaState state = make_state(in, 4);
@@ -148,6 +151,11 @@ TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
           }
           if (done[s] > 1 && below(8) == 0)  // back within the chunk of the last token
             done[s] -= below((done[s] - 1) % kDeltaChunk + 1);
+          if (below(8) == 0) {  // an idle token of the same state in front
+            tokens.push_back(0);
+            states.push_back(static_cast<int32_t>(slot[s]));
+            positions.push_back(-1);
+          }
           const int64_t left = lengths[s] - done[s], most = below(3) == 0 ? 90 : 3;
           const int64_t count = std::min(left, below(most));
           any = any || left > count;
@@ -181,11 +189,11 @@ TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
           if (states[i] < 0 || positions[i] < 0)
             expected.narrow(0, static_cast<int64_t>(i), 1).zero_();
         gated_delta_cached({o, state, q, k, v, g, beta, Tensor::from(states, count),
-                            Tensor::from(positions, count)});
+                            Tensor::from(positions, count), in.desc.scale});
         ASSERT_TRUE(test::bit_equal(o, expected)) << "round " << round;
       }
     }
-  EXPECT_GT(pieces, 3000);
+  EXPECT_GT(pieces, 10000);
 }
 
 // `in` with three completions of a prompt behind it, and the same as whole sequences.
@@ -288,6 +296,8 @@ TEST(GatedDelta, GradientsOfSharedPrefixesAreSumsOfRepeatedOnes) {
 }
 
 void check_gradients(Inputs in, const std::string& what) {
+  if (in.tokens() % 2 == 1) in.desc.scale = 0.7;
+  for (int64_t t = 0; t < in.tokens(); t += 5) in.beta.narrow(0, t, 1).zero_();
   const Tensor dout = random_tensor(in.v.shape(), DType::kF64, 9);
   const auto weights = dout.to_vector<double>();
   const auto loss = [&] {
@@ -323,6 +333,62 @@ TEST(GatedDelta, GradientsAreThoseOfDifferences) {
                       str(length, " tokens, ", heads, " heads"));
   for (const int32_t prompt : {1, 63, 64, 65, 128})
     check_gradients(make_forked(prompt, 1, 2, 5, DType::kF64).shared, str("a prefix of ", prompt));
+}
+
+// The canonical order of kernels/gated_delta/gated_delta.h, one number at a time.
+template <class T>
+std::vector<T> in_canonical_order(const Inputs& in, int64_t d) {
+  const T *q = in.q.data<T>(), *k = in.k.data<T>(), *v = in.v.data<T>(), *g = in.g.data<T>(),
+          *beta = in.beta.data<T>();
+  const auto product = [&](const T* a, const T* b, int64_t stride) {
+    T sum = 0;
+    for (int64_t i = 0; i < d; ++i) sum = std::fma(a[i], b[i * stride], sum);
+    return sum;
+  };
+  std::vector<T> s(static_cast<size_t>(d * d)), u(static_cast<size_t>(in.tokens() * d)), o(u), sums;
+  std::vector<T> decay(static_cast<size_t>(in.tokens()));
+  for (int64_t t = 0; t < in.tokens(); ++t) {
+    const int64_t begin = t / kDeltaChunk * kDeltaChunk;
+    const auto decay_of = [&](int64_t i) -> T& { return decay[static_cast<size_t>(i)]; };
+    const auto u_of = [&](int64_t i) { return u.data() + i * d; };
+    if (t == begin && t > 0)
+      for (int64_t a = 0; a < d; ++a)
+        for (int64_t j = 0; j < d; ++j) {
+          T sum = 0;
+          for (int64_t i = begin - kDeltaChunk; i < begin; ++i)
+            sum =
+                std::fma(k[i * d + a], u_of(i)[j] * vexp2(decay_of(begin - 1) - decay_of(i)), sum);
+          T& x = s[static_cast<size_t>(a * d + j)];
+          x = std::fma(vexp2(decay_of(begin - 1)), x, sum);
+        }
+    const T base2 = g[t] * static_cast<T>(1.4426950408889634074);
+    decay_of(t) = (t == begin ? T{0} : decay_of(t - 1)) + base2;
+    const T gamma = vexp2(decay_of(t));
+    for (int64_t j = 0; j < d; ++j) {
+      T r = std::fma(-gamma, product(k + t * d, s.data() + j, d), v[t * d + j]);
+      for (int64_t i = begin; i < t; ++i) {
+        const T w = vexp2(decay_of(t) - decay_of(i)) * product(k + t * d, k + i * d, 1);
+        r = std::fma(-w, u_of(i)[j], r);
+      }
+      u_of(t)[j] = r * beta[t];
+    }
+    for (int64_t j = 0; j < d; ++j) {
+      T sum = gamma * product(q + t * d, s.data() + j, d);
+      for (int64_t i = begin; i <= t; ++i) {
+        const T w = vexp2(decay_of(t) - decay_of(i)) * product(q + t * d, k + i * d, 1);
+        sum = std::fma(w, u_of(i)[j], sum);
+      }
+      o[static_cast<size_t>(t * d + j)] = sum * static_cast<T>(delta_scale(in.desc, d));
+    }
+  }
+  return o;
+}
+
+TEST(GatedDelta, HasTheBitsOfItsDefinition) {
+  const Inputs f32 = make_inputs({150}, 1, 1, 5, DType::kF32),
+               f64 = make_inputs({150}, 1, 1, 5, DType::kF64);
+  EXPECT_EQ(f32.run().to_vector<float>(), in_canonical_order<float>(f32, 5));
+  EXPECT_EQ(f64.run().to_vector<double>(), in_canonical_order<double>(f64, 5));
 }
 
 TEST(GatedDelta, ASequenceReachesNoOther) {
@@ -364,7 +430,8 @@ TEST(GatedDelta, WrongArgumentsAreRefused) {
   Tensor o = Tensor::empty_like(in.v);
   for (const auto& [states, message] : {std::pair<std::vector<int32_t>, std::string>{
                                             {0, 0, 0, 1, 1, 1, 0, 0, 0}, "adjacent tokens"},
-                                        {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "has state 2 of 2"}})
+                                        {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "has state 2 of 2"},
+                                        {{0, 0, 0, 0, -1, 0, 1, 1, 1}, "adjacent tokens"}})
     try {
       gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, Tensor::from(states, {9}),
                           Tensor::from(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {9})});
@@ -372,6 +439,19 @@ TEST(GatedDelta, WrongArgumentsAreRefused) {
     } catch (const Error& e) {
       EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
     }
+}
+
+// A gap, and a position twice.
+TEST(GatedDelta, PositionsOfAStateAscendByOne) {
+  const Inputs in = make_inputs({2}, 1, 1, 4, DType::kF64);
+  DeltaState state = make_state(in, 1);
+  Tensor o = Tensor::full(in.v.shape(), 7, DType::kF64, {});
+  const Tensor states = Tensor::from(std::vector<int32_t>{0, 0});
+  for (const std::vector<int32_t>& positions : {std::vector<int32_t>{0, 2}, {0, 0}})
+    EXPECT_THROW(gated_delta_cached(
+                     {o, state, in.q, in.k, in.v, in.g, in.beta, states, Tensor::from(positions)}),
+                 Error);
+  EXPECT_EQ(o.to_vector<double>(), std::vector<double>(8, 7));
 }
 
 }  // namespace

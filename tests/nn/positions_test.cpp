@@ -1,5 +1,6 @@
 // The schemes of positions against their definitions.
 #include "nn/positions.h"
+#include "nn/mixing.h"
 
 #include <array>
 #include <cmath>
@@ -82,6 +83,17 @@ Tensor stored_rows(const Tensor& weight, int64_t dim) {
 
 }  // namespace
 
+// Keeps the output of attention.
+struct RecordedMixing : PackedMixing {
+  using PackedMixing::PackedMixing;
+  mutable Tensor o;
+  Variable attention(AttentionCall call) const override {
+    const Variable y = PackedMixing::attention(std::move(call));
+    o = y.value();
+    return y;
+  }
+};
+
 TEST(Exposb, AttentionIsThatOfItsDefinition) {
   for (const bool defaults : {true, false}) {
     ModelConfig c = test::model_config("exposb");
@@ -104,19 +116,14 @@ TEST(Exposb, AttentionIsThatOfItsDefinition) {
     std::iota(positions.begin(), positions.end(), 0);
     const Tensor at = Tensor::from(positions);
     const Tensor starts = Tensor::from(std::vector<int32_t>{0, static_cast<int32_t>(tokens)});
-    Tensor o;
-    const Pass pass{.batch = {.positions = at},
-                    .attention =
-                        [&](AttentionCall call) {
-                          const Variable qkv =
-                              rope(std::move(call.qkv), at, call.rope_table, call.num_kv_heads);
-                          const Variable y = attention(qkv, call.num_kv_heads, starts, call.desc);
-                          o = y.value();
-                          return y;
-                        },
+    const PackedBatch batch{.positions = at, .cu_seqlens = starts};
+    const auto mixing = std::make_shared<RecordedMixing>(batch);
+    const Pass pass{.batch = batch,
+                    .mixing = mixing,
                     .position_terms = {.rope_table = rotary_table(c, DType::kF64)}};
     attention_layer(Variable(x), pass);
-    const std::vector<double> expected = naive_exposb(c, x, weights), got = o.to_vector<double>();
+    const std::vector<double> expected = naive_exposb(c, x, weights),
+                              got = mixing->o.to_vector<double>();
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-12) << i;
   }

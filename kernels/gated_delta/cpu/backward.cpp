@@ -67,9 +67,9 @@ class ChunkGradients {
     for (GradientRow<T>& row : rows_) {
       for (std::vector<T>* x : {&row.du, &row.dr, &row.dq, &row.dk, &row.earlier})
         x->resize(static_cast<size_t>(dim));
-      row.to_end = std::exp2(rows_.back().decay - row.decay);
+      row.to_end = vexp2(rows_.back().decay - row.decay);
       for (const GradientRow<T>& before : rows_) {
-        row.factors.push_back(std::exp2(row.decay - before.decay));
+        row.factors.push_back(vexp2(row.decay - before.decay));
         row.w.push_back(row.factors.back() * dot(row.in.k, before.in.k, dim));
         if (&before == &row) break;
       }
@@ -249,7 +249,7 @@ class HeadBackward {
                       .dout = args_.dout.data<T>() + in_.offset(t, head_),
                       .token = t,
                       .decay = decay,
-                      .gamma = std::exp2(decay)});
+                      .gamma = vexp2(decay)});
     }
     return {std::move(rows), std::max<int64_t>(0, sequence.prefix - begin), dim_, scale_};
   }

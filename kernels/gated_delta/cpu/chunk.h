@@ -50,9 +50,9 @@ class DeltaChunk {
   }
   // Makes a full chunk the matrix of the next one.
   void fold() {
-    const T last = decay_[kDeltaChunk - 1], factor = std::exp2(last);
+    const T last = decay_[kDeltaChunk - 1], factor = vexp2(last);
     T scaled[kDeltaChunk];
-    for (int64_t i = 0; i < kDeltaChunk; ++i) scaled[i] = std::exp2(last - decay_[i]);
+    for (int64_t i = 0; i < kDeltaChunk; ++i) scaled[i] = vexp2(last - decay_[i]);
     std::vector<T> sum(static_cast<size_t>(dim_)), rows(u_);
     for (int64_t i = 0; i < kDeltaChunk; ++i)
       for (int64_t j = 0; j < dim_; ++j) rows[static_cast<size_t>(i * dim_ + j)] *= scaled[i];
@@ -80,9 +80,12 @@ class DeltaChunk {
   // Computes u [D] and o [D] of the next token, and appends its row.
   void step(const DeltaRow<T>& row, T scale, T* u, T* o) {
     if (size_ == kDeltaChunk) fold();
-    const T decay = next_decay(row.g), gamma = std::exp2(decay);
-    T w[kDeltaChunk], weights[kDeltaChunk];  // factors of u_i in u and in o
-    T* const read = sums_.data();            // S^T k and S^T q
+    const T decay = next_decay(row.g), gamma = vexp2(decay);
+    T factors[kDeltaChunk], w[kDeltaChunk];  // of the rows; of u_i in u, and then in o
+    COHORT_VECTORIZE
+    for (int64_t i = 0; i < size_; ++i) factors[i] = vexp2(decay - decay_[i]);
+    factors[size_] = 1;
+    T* const read = sums_.data();  // S^T k and S^T q
     T* const queried = read + dim_;
     std::fill(sums_.begin(), sums_.end(), T{0});
     for (int64_t a = 0; a < dim_; ++a) {
@@ -90,13 +93,13 @@ class DeltaChunk {
       add_row(queried, row.q[a], s_.data() + a * dim_);
     }
     for (int64_t j = 0; j < dim_; ++j) u[j] = std::fma(-gamma, read[j], row.v[j]);
-    dot_rows(w, row.k, decay);
+    dot_rows(w, row.k, factors);
     for (int64_t i = 0; i < size_; ++i) add_row(u, -w[i], this->u(i));
     for (int64_t j = 0; j < dim_; ++j) u[j] *= row.beta;
     append(row.k, u, decay);
-    dot_rows(weights, row.q, decay);
+    dot_rows(w, row.q, factors);
     for (int64_t j = 0; j < dim_; ++j) o[j] = gamma * queried[j];
-    for (int64_t i = 0; i < size_; ++i) add_row(o, weights[i], this->u(i));
+    for (int64_t i = 0; i < size_; ++i) add_row(o, w[i], this->u(i));
     for (int64_t j = 0; j < dim_; ++j) o[j] *= scale;
   }
 
@@ -107,15 +110,15 @@ class DeltaChunk {
     COHORT_VECTORIZE
     for (int64_t j = 0; j < dim_; ++j) to[j] = std::fma(factor, row[j], to[j]);
   }
-  // out[i] = 2^(decay - G_i) (x k_i) for the rows i.
-  void dot_rows(T* out, const T* x, T decay) const {
+  // out[i] = factors[i] (x k_i) for the rows i.
+  void dot_rows(T* out, const T* x, const T* factors) const {
     T sums[kDeltaChunk] = {};
     for (int64_t a = 0; a < dim_; ++a) {
       const T* const column = columns_.data() + a * kDeltaChunk;
       COHORT_VECTORIZE
       for (int64_t i = 0; i < size_; ++i) sums[i] = std::fma(x[a], column[i], sums[i]);
     }
-    for (int64_t i = 0; i < size_; ++i) out[i] = std::exp2(decay - decay_[i]) * sums[i];
+    for (int64_t i = 0; i < size_; ++i) out[i] = factors[i] * sums[i];
   }
 
   int64_t dim_, size_ = 0;

@@ -1,0 +1,120 @@
+// Models with gated delta rule layers between those with attention.
+#include "nn/gated_delta.h"
+
+#include "core/parallel.h"
+#include "tests/nn/models.h"
+
+namespace cohort {
+namespace {
+
+ModelConfig hybrid_config() {
+  ModelConfig c = test::model_config("llama");
+  c.num_layers = 4;
+  c.vocab_size = 11;
+  c.context = 200;
+  c.delta = {.full_every = 2, .key_heads = 1, .value_heads = 2, .key_dim = 4, .value_dim = 4};
+  c.resolve();
+  return c;
+}
+
+PackedBatch batch_of(const std::vector<int64_t>& lengths) {
+  return pack(test::random_sequences(lengths, hybrid_config().vocab_size, 2));
+}
+
+TEST(HybridModels, EveryGradientMatchesDifferences) {
+  const Transformer model(hybrid_config(), DType::kF64, 1);
+  test::expect_gradients_of_differences(model, batch_of({5, 1, 70}), {.step = 1e-4, .elements = 6});
+}
+
+TEST(HybridModels, HaveTheirParameters) {
+  const ModelConfig c = hybrid_config();
+  const Transformer model(c, DType::kF64, 1);
+  int found = 0;
+  for (const NamedParameter& p : model.parameters()) {
+    const bool is_delta =
+        p.name.starts_with("model.layers.0.") || p.name.starts_with("model.layers.2.");
+    EXPECT_EQ(p.name.find("self_attn") != std::string::npos && is_delta, false) << p.name;
+    if (p.name.find("linear_attn") == std::string::npos) continue;
+    ++found;
+    EXPECT_TRUE(is_delta) << p.name;
+    const auto values = p.value.to_vector<double>();
+    const auto [low, high] = std::ranges::minmax(values);
+    EXPECT_FALSE(p.name.ends_with("norm.weight") && (low != 1 || high != 1));
+    if (p.name.ends_with("conv1d.weight")) {
+      EXPECT_EQ(p.value.shape(), (Shape{2 * 4 + 8, 4}));
+      EXPECT_TRUE(low > -0.5 && low < -0.2 && high < 0.5 && high > 0.2);
+    }
+    if (p.name.ends_with("A_log")) {
+      EXPECT_TRUE(high < std::log(16.0) && low > std::log(1e-5) && low != high);
+    }
+    if (p.name.ends_with("dt_bias")) {
+      for (const double x : values) {
+        EXPECT_TRUE(std::log1p(std::exp(x)) > 0.00099 && std::log1p(std::exp(x)) < 0.1001);
+      }
+    }
+  }
+  EXPECT_EQ(found, 2 * 9);
+}
+
+TEST(HybridModels, ASequenceDoesNotDependOnThePacking) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    const Transformer model(hybrid_config(), dtype, 1);
+    const std::vector<int64_t> lengths = {64, 3, 130, 1};
+    const Tensor all = model.forward(batch_of(lengths)).value();
+    int64_t begin = 0, index = 0;
+    for (const int64_t length : lengths) {
+      const auto sequences = test::random_sequences(lengths, 11, 2);
+      const Tensor alone =
+          model.forward(pack(std::span(sequences).subspan(static_cast<size_t>(index++), 1)))
+              .value();
+      EXPECT_TRUE(test::bit_equal(alone, test::rows_of(all, begin, length))) << length;
+      begin += length;
+    }
+  }
+}
+
+TEST(HybridModels, RecomputationChangesNoBit) {
+  std::vector<std::vector<double>> gradients;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    ModelConfig c = hybrid_config();
+    c.recompute = recompute;
+    const Transformer model(c, DType::kF32, 1);
+    backward(test::mean_loss(model, batch_of({70, 5})));
+    gradients.emplace_back();
+    for (const NamedParameter& p : model.parameters())
+      for (const double g : p.grad().to_vector<double>()) gradients.back().push_back(g);
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+  EXPECT_EQ(gradients[0], gradients[2]);
+}
+
+TEST(HybridModels, ConfigurationsAreReadAsTheyAreWritten) {
+  const ModelConfig c = hybrid_config(), read = ModelConfig::from_json(c.to_json());
+  EXPECT_EQ(c.to_json().at("model_type").as_string(), "cohort");
+  EXPECT_EQ(dump_config(c), dump_config(read));
+  EXPECT_TRUE(read.is_delta(0) && !read.is_delta(1) && read.is_delta(2) && !read.is_delta(3));
+  // With the sums of delta layers: fewer than those of attention over long sequences.
+  ModelConfig attention = c;
+  attention.delta = {};
+  EXPECT_LT(train_flops_per_token(c, 1 << 20), train_flops_per_token(attention, 1 << 20));
+}
+
+TEST(HybridModels, WhatIsNotThereIsRefusedByKey) {
+  const auto refused = [](const std::function<void(ModelConfig&)>& change, const char* message) {
+    ModelConfig c = hybrid_config();
+    change(c);
+    EXPECT_THROW_WITH(c.resolve(), InputError, message);
+  };
+  refused([](ModelConfig& c) { c.delta.full_every = 1; }, "model.delta.full_every: 1");
+  refused([](ModelConfig& c) { c.delta.key_heads = 3; },
+          "model.delta.value_heads: 2 is no multiple");
+  refused([](ModelConfig& c) { c.delta.value_dim = 8; }, "model.delta.value_dim: expected that of");
+  refused([](ModelConfig& c) { c.mask = MaskType::kFull; }, "model.mask: delta layers need");
+  refused([](ModelConfig& c) { c.lora.rank = 2; }, "model.delta: adapters");
+  EXPECT_THROW_WITH(hybrid_config().require_decoder(), InputError, "do not generate text yet");
+  EXPECT_THROW_WITH(hybrid_config().check_device(Device::cuda(0), DType::kF32), InputError,
+                    "no GPU kernels yet");
+}
+
+}  // namespace
+}  // namespace cohort
