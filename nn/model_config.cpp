@@ -116,10 +116,14 @@ void ModelConfig::require_decoder() const {
     throw InputError(
         "the model is an encoder, which does not generate text; hint: cohort fill-mask, classify "
         "or embed");
+}
+
+void ModelConfig::require_generation() const {
+  require_decoder();
   if (has_delta())
     throw InputError(
-        "model.delta: models with delta layers do not generate text yet; hint: trainer: pretrain, "
-        "and cohort eval or logprobs of a text");
+        "model.delta: models with delta layers do not generate text yet; hint: trainers pretrain "
+        "and dpo, and cohort eval or logprobs of texts");
 }
 
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {

@@ -214,8 +214,10 @@ struct ModelConfig {
     if (head == HeadType::kPooler) return 0;
     return head == HeadType::kClasses ? static_cast<int64_t>(labels.size()) : vocab_size;
   }
-  // Throws InputError for an encoder, and for delta layers, which have no cache yet.
+  // Throws InputError for an encoder.
   void require_decoder() const;
+  // The same, and for delta layers, which have no cache yet.
+  void require_generation() const;
   // Changes the head, in `file` too. Throws InputError for classes without two labels.
   void set_head(HeadType type, std::vector<std::string> names = {});
   // Says whether messages may advise a larger context, of a model that is trained.

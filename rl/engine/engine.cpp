@@ -49,7 +49,7 @@ Engine::Engine(const Transformer& model, const EngineConfig& config)
       scheduler_(config) {}
 
 int64_t Engine::submit(EngineRequest in) {
-  model_.config().require_decoder();
+  model_.config().require_generation();
   const auto prompt = static_cast<int64_t>(in.prompt.size());
   const int64_t longest = std::max(in.max_length, in.session_length);
   COHORT_CHECK(prompt > 0 && prompt < in.max_length && longest <= model_.config().context,

@@ -111,7 +111,7 @@ TEST(HybridModels, WhatIsNotThereIsRefusedByKey) {
   refused([](ModelConfig& c) { c.delta.value_dim = 8; }, "model.delta.value_dim: expected that of");
   refused([](ModelConfig& c) { c.mask = MaskType::kFull; }, "model.mask: delta layers need");
   refused([](ModelConfig& c) { c.lora.rank = 2; }, "model.delta: adapters");
-  EXPECT_THROW_WITH(hybrid_config().require_decoder(), InputError, "do not generate text yet");
+  EXPECT_THROW_WITH(hybrid_config().require_generation(), InputError, "do not generate text yet");
   EXPECT_THROW_WITH(hybrid_config().check_device(Device::cuda(0), DType::kF32), InputError,
                     "no GPU kernels yet");
 }
