@@ -5,29 +5,28 @@
 namespace cohort {
 namespace {
 
-// Queries, keys, values and gates, which the backward makes again.
+// Queries, keys, values and gates, or their gradients.
 struct DeltaTensors {
   Tensor q, k, v, g, beta;
-
-  static DeltaTensors empty(const DeltaDims& dims, const Tensor& x) {
-    const int64_t tokens = x.dim(0);
-    const Tensor keys = Tensor::empty({tokens, dims.key_heads, dims.dim}, x.dtype(), x.device()),
-                 values = Tensor::empty({tokens, dims.heads, dims.dim}, x.dtype(), x.device()),
-                 gates =
-                     Tensor::empty({tokens, dims.heads}, accumulate_dtype(x.dtype()), x.device());
-    return {keys, Tensor::empty_like(keys), values, gates, Tensor::empty_like(gates)};
-  }
 };
 
-}  // namespace
+// A call on values, from which the backward makes queries, keys, values and gates again.
+struct DeltaNode {
+  Tensor x, b, a, w, a_log, dt_bias, cu_seqlens;
+  DeltaDims dims;
+  kernels::GatedDeltaDesc desc;
+  Tensor u;
 
-Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
-                     const kernels::GatedDeltaDesc& desc) {
-  const std::array values{in.x.value(), in.b.value(),     in.a.value(),
-                          in.w.value(), in.a_log.value(), in.dt_bias.value()};
-  const auto make_inputs = [values, dims, cu_seqlens, desc] {
-    const auto& [x, b, a, w, a_log, dt_bias] = values;
-    DeltaTensors t = DeltaTensors::empty(dims, x);
+  DeltaTensors empty() const {
+    const int64_t tokens = x.dim(0);
+    const DType statistic = accumulate_dtype(x.dtype());
+    const Tensor keys = Tensor::empty({tokens, dims.key_heads, dims.dim}, x.dtype(), x.device()),
+                 values = Tensor::empty({tokens, dims.heads, dims.dim}, x.dtype(), x.device()),
+                 gates = Tensor::empty({tokens, dims.heads}, statistic, x.device());
+    return {keys, Tensor::empty_like(keys), values, gates, Tensor::empty_like(gates)};
+  }
+  DeltaTensors inputs() const {
+    DeltaTensors t = empty();
     kernels::delta_inputs({.q = t.q,
                            .k = t.k,
                            .v = t.v,
@@ -42,15 +41,9 @@ Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tens
                            .cu_seqlens = cu_seqlens,
                            .prefixes = desc.prefixes});
     return t;
-  };
-  const DeltaTensors made = make_inputs();
-  Tensor o = Tensor::empty_like(made.v), u = Tensor::empty_like(o);
-  kernels::gated_delta({o, u, made.q, made.k, made.v, made.g, made.beta, cu_seqlens, desc});
-  const auto backward = [values, dims, cu_seqlens, desc, make_inputs, u](const Tensor& dy,
-                                                                         Gradients& gradients) {
-    const auto& [x, b, a, w, a_log, dt_bias] = values;
-    const DeltaTensors t = make_inputs();
-    DeltaTensors d = DeltaTensors::empty(dims, x);
+  }
+  DeltaTensors gradients(const Tensor& dy, const DeltaTensors& t) const {
+    DeltaTensors d = empty();
     kernels::gated_delta_backward({.dq = {d.q},
                                    .dk = {d.k},
                                    .dv = {d.v},
@@ -65,15 +58,18 @@ Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tens
                                    .u = u,
                                    .cu_seqlens = cu_seqlens,
                                    .desc = desc});
-    GradSlot dx = gradients.slot(0), db = gradients.slot(1), da = gradients.slot(2),
-             dw = gradients.weight_slot(3), da_log = gradients.weight_slot(4),
-             ddt = gradients.weight_slot(5);
+    return d;
+  }
+  void operator()(const Tensor& dy, Gradients& to) const {
+    const DeltaTensors d = gradients(dy, inputs());
+    GradSlot dx = to.slot(0), db = to.slot(1), da = to.slot(2), dw = to.weight_slot(3),
+             da_log = to.weight_slot(4), ddt_bias = to.weight_slot(5);
     kernels::delta_inputs_backward({.dx = dx,
                                     .dw = dw,
                                     .db = db,
                                     .da = da,
                                     .da_log = da_log,
-                                    .ddt_bias = ddt,
+                                    .ddt_bias = ddt_bias,
                                     .dq = d.q,
                                     .dk = d.k,
                                     .dv = d.v,
@@ -87,8 +83,29 @@ Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tens
                                     .dt_bias = dt_bias,
                                     .cu_seqlens = cu_seqlens,
                                     .prefixes = desc.prefixes});
-  };
-  return make_node("gated_delta", o, {in.x, in.b, in.a, in.w, in.a_log, in.dt_bias}, backward);
+  }
+};
+
+}  // namespace
+
+Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
+                     const kernels::GatedDeltaDesc& desc) {
+  DeltaNode node{.x = in.x.value(),
+                 .b = in.b.value(),
+                 .a = in.a.value(),
+                 .w = in.w.value(),
+                 .a_log = in.a_log.value(),
+                 .dt_bias = in.dt_bias.value(),
+                 .cu_seqlens = cu_seqlens,
+                 .dims = dims,
+                 .desc = desc,
+                 .u = {}};
+  const DeltaTensors t = node.inputs();
+  Tensor o = Tensor::empty_like(t.v);
+  node.u = Tensor::empty_like(o);
+  kernels::gated_delta({o, node.u, t.q, t.k, t.v, t.g, t.beta, cu_seqlens, desc});
+  return make_node("gated_delta", o, {in.x, in.b, in.a, in.w, in.a_log, in.dt_bias},
+                   std::move(node));
 }
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// How a forward mixes tokens: over a packed batch, or over the cache of sequences in progress.
+// The mixing of tokens in a forward: over a packed batch, or over the cache of sequences in progress.
 #pragma once
 
 #include "nn/kv_cache.h"

@@ -54,7 +54,7 @@ struct PositionTerms {
   Variable bias;
 };
 
-// How a forward mixes the tokens of its sequences (nn/mixing.h).
+// The mixing of tokens in a forward (nn/mixing.h).
 class Mixing {
  public:
   virtual ~Mixing() = default;

@@ -106,6 +106,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "  position_max_distance: 64, exposb: {position_gain: 0.5, position_decay: 50,\n"
       "  channel_base: 1, channel_gain: 0.125, channel_center: 0.5, channel_width: 0.25,\n"
       "  distance_floor: 0.5, distance_rate: 0.25},\n"
+      "  delta: {full_every: 2, key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 8},\n"
       "  init_std: 0.3, recompute: block}\n"
       "eval: {every: 3, at_start: false, size: 5, tokens: 7, num_samples: 8, k: [1, 8], stop_at: "
       "0.5,\n"
