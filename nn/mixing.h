@@ -1,4 +1,4 @@
-// The mixing of tokens in a forward: over a packed batch, or over the cache of sequences in progress.
+// The mixing of tokens in a forward: over a packed batch, or over the cache of open sequences.
 #pragma once
 
 #include "nn/kv_cache.h"

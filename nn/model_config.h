@@ -216,7 +216,7 @@ struct ModelConfig {
   }
   // Throws InputError for an encoder.
   void require_decoder() const;
-  // The same, and for delta layers, which have no cache yet.
+  // Throws InputError for an encoder, and for delta layers, which have no cache yet.
   void require_generation() const;
   // Changes the head, in `file` too. Throws InputError for classes without two labels.
   void set_head(HeadType type, std::vector<std::string> names = {});

@@ -44,7 +44,7 @@ Tensor vector_values(const ParameterLeaf& leaf, const Shape& shape, uint64_t see
   Tensor value = uniform_values(shape, 1, seed, stream);
   double* const p = value.data<double>();
   for (int64_t i = 0; i < value.numel(); ++i) {
-    const double unit = (p[i] + 1) / 2, dt = 0.001 * std::pow(100, unit);  // of kTimeStep
+    const double unit = (p[i] + 1) / 2, dt = 0.001 * std::pow(100, unit);
     p[i] = leaf.values == InitialValues::kLogUniform ? std::log(std::max(leaf.init * unit, 1e-4))
                                                      : dt + std::log(-std::expm1(-dt));
   }

@@ -81,7 +81,7 @@ class DeltaChunk {
   void step(const DeltaRow<T>& row, T scale, T* u, T* o) {
     if (size_ == kDeltaChunk) fold();
     const T decay = next_decay(row.g), gamma = vexp2(decay);
-    T factors[kDeltaChunk], w[kDeltaChunk];  // of the rows; of u_i in u, and then in o
+    T factors[kDeltaChunk], w[kDeltaChunk];  // 2^(decay - G_i); factors of u_i
     COHORT_VECTORIZE
     for (int64_t i = 0; i < size_; ++i) factors[i] = vexp2(decay - decay_[i]);
     factors[size_] = 1;
