@@ -517,7 +517,6 @@ void TrainConfig::validate() const {
     require(!model.is_encoder(), str("model.mask: trainer ", trainer_name(batch.trainer),
                                      " needs a causal mask; hint: trainers mlm and classify train "
                                      "encoders"));
-    if (batch.trainer == TrainerType::kGrpo) model.require_generation();
   }
   const bool on_cpu = device == "cpu";
   require(dtype != DType::kBF16 || !on_cpu,

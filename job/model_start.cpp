@@ -346,6 +346,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)
     state.planned_steps.push_back(steps);
   LoadedModel loaded = checkpoint.empty() ? load_start(setup) : load(setup, checkpoint);
+  if (has_completions(setup.config.batch.trainer)) loaded.model->config().require_generation();
   if (!checkpoint.empty() && loaded.has_new_head)
     throw InputError(str(checkpoint,
                          ": the labels of the data are not those that it was trained on; "

@@ -464,6 +464,13 @@ Variable mlp_block(const Variable& x, Inputs w) {
   return add(x, linear(swiglu(linear(h, w[1], w[2])), w[3]));
 }
 
+void add_columns(Table& table) {
+  table.push_back({"columns", "the middle", inputs({{{4, 7}}}),
+                   [](Inputs in) { return columns(in[0], 2, 3); }});
+  table.push_back({"columns", "two parts of one input, which overlap", inputs({{{5, 6}}}),
+                   [](Inputs in) { return mul(columns(in[0], 0, 4), columns(in[0], 2, 4)); }});
+}
+
 // Chunks are of 64 tokens.
 void add_gated_delta(Table& table) {
   struct Row {
@@ -543,6 +550,7 @@ std::vector<OpCase> op_cases() {
   add_rope(table);
   add_qk_norm(table);
   add_attention(table);
+  add_columns(table);
   add_gated_delta(table);
   add_head(table);
   add_policy_loss(table);
