@@ -31,8 +31,11 @@ void print_architecture(const ModelConfig& c) {
 }
 
 // Parts of the model, each with all parameters whose names contain a substring.
-constexpr std::pair<const char*, const char*> kParts[] = {
-    {"embeddings", "embed_"}, {"attention", "self_attn"}, {"MLPs", "mlp."}, {"head", "lm_head"}};
+constexpr std::pair<const char*, const char*> kParts[] = {{"embeddings", "embed_"},
+                                                          {"attention", "self_attn"},
+                                                          {"delta layers", "linear_attn"},
+                                                          {"MLPs", "mlp."},
+                                                          {"head", "lm_head"}};
 
 void print_adapter(const ModelConfig& config, const std::string& base) {
   const LoraConfig& lora = config.lora;

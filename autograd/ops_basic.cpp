@@ -143,11 +143,11 @@ Variable columns(const Variable& x, int64_t first, int64_t count) {
                    [first, count](const Tensor& dy, Gradients& g) {
                      GradSlot dx = g.slot(0);
                      Tensor part = dx.tensor.narrow(1, first, count);
-                     Tensor sum = part.contiguous();
+                     Tensor sum = dy;
                      if (dx.mode == Grad::kOverwrite) {
                        dx.tensor.zero_();
-                       sum = dy;
                      } else {
+                       sum = part.contiguous();
                        kernels::scale({.y = sum, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
                      }
                      part.copy_(sum);

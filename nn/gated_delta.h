@@ -11,8 +11,8 @@ namespace cohort {
 //   y = W_out (w RMSNorm(o) silu(z)), the norm of each head
 //
 // The names of parameters are those of Qwen3.5 in transformers. A new layer has decays exp(-A dt)
-// with A from U(0, 16) and dt from [0.001, 0.1], uniform in its logarithm, and convolutions from
-// U(-0.5, 0.5) (Gu and Dao 2023).
+// with A from U(0, 16) and dt from [0.001, 0.1], uniform in its logarithm (Gu and Dao 2023), and
+// convolutions from U(-0.5, 0.5).
 class GatedDelta {
  public:
   // Refers to `config`, the model's.

@@ -123,7 +123,7 @@ void ModelConfig::require_generation() const {
   if (has_delta())
     throw InputError(
         "model.delta: models with delta layers do not generate text yet; hint: trainers pretrain "
-        "and dpo, and cohort eval or logprobs of texts");
+        "and dpo, and cohort eval, logprobs or embed");
 }
 
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
@@ -170,12 +170,11 @@ void check_delta(const ModelConfig& c) {
   const DeltaConfig& d = c.delta;
   require(d.full_every > 1, "delta.full_every: 1 has no delta layers; hint: 0");
   require(d.value_heads % d.key_heads == 0,
-          str("delta.value_heads: ", d.value_heads, " is no multiple of key_heads ", d.key_heads));
+          str("delta.value_heads: ", d.value_heads, " is no multiple of key_heads, ", d.key_heads));
   require(d.key_dim == d.value_dim,
-          str("delta.value_dim: expected that of keys, ", d.key_dim, ", got ", d.value_dim));
-  require(!c.is_encoder(), "mask: delta layers need the mask causal");
-  require(c.lora.rank == 0 && !c.precision.is_quantized() && !c.precision.rounds_keys(),
-          "delta: adapters, a base in fewer bits and rounded keys are not there yet");
+          str("delta.value_dim: ", d.value_dim, " is not key_dim, ", d.key_dim,
+              "; hint: both are in config.json of a model, and have one value"));
+  require(!c.is_encoder(), "mask: delta layers need causal");
 }
 
 }  // namespace
@@ -213,6 +212,11 @@ void ModelConfig::resolve() {
 }
 
 void ModelConfig::check_device(Device device, DType dtype) const {
+  if (has_delta() && (lora.rank > 0 || precision.is_quantized() || precision.rounds_keys()))
+    throw InputError(
+        "model.delta: there are no adapters (lora.rank) yet, no base in fewer bits "
+        "(precision.base) and no rounded keys (precision.cache, precision.attention); hint: leave "
+        "them out");
   if (device.is_cuda() && has_delta())
     throw InputError("model.delta: there are no GPU kernels yet; hint: device: cpu");
   if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)

@@ -29,8 +29,8 @@ enum class ParameterUse : uint8_t { kMatmul, kLookup, kVector };
 // trained while all others of their set are frozen.
 enum class ParameterRole : uint8_t { kTrained, kFrozen, kAdapter };
 
-// Initial values of a vector other than its constant: U(-init, init); log x, x from U(0, init); or
-// x with softplus(x) = dt from [0.001, 0.1], uniform in log dt (Gu and Dao 2023).
+// Initial values of a vector other than its constant: U(-init, init); log x, x from U(0, init), at
+// least 1e-4; or x with softplus(x) = dt from [0.001, 0.1], uniform in log dt (Gu and Dao 2023).
 enum class InitialValues : uint8_t { kOfUse, kUniform, kLogUniform, kTimeStep };
 
 struct ParameterSpec {
