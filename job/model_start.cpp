@@ -346,7 +346,6 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (state.planned_steps.empty() || state.planned_steps.back() < steps)
     state.planned_steps.push_back(steps);
   LoadedModel loaded = checkpoint.empty() ? load_start(setup) : load(setup, checkpoint);
-  if (has_completions(setup.config.batch.trainer)) loaded.model->config().require_generation();
   if (!checkpoint.empty() && loaded.has_new_head)
     throw InputError(str(checkpoint,
                          ": the labels of the data are not those that it was trained on; "
@@ -363,7 +362,10 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty())
     learner->optimizer().load(
         SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
-  if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
+  if (has_completions(setup.config.batch.trainer)) {
+    learner->model().config().require_generation();
+    load_problems(setup, *this);
+  }
   check_equal_starts(setup.comm, *this);
   if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
     pair_references = cohort::pair_references(
