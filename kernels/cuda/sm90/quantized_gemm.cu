@@ -4,7 +4,6 @@
 #include "kernels/quantized_weight.h"
 
 namespace cohort::kernels::cuda {
-namespace {
 
 // Byte i of the result is byte s_i of a and b, s_i the i-th four bits of the selector, below 8:
 // __byte_perm() without its mask of the selector.
@@ -193,6 +192,8 @@ struct QuantizedWeights {
     }
   }
 };
+
+namespace {
 
 // The numbers as elements of 16 bits, for boxes of kNumbers bytes of `box_rows` rows.
 template <class Weights>

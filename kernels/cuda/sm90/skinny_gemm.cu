@@ -4,7 +4,6 @@
 #include "kernels/cuda/sm90/skinny_gemm.cuh"
 
 namespace cohort::kernels::cuda {
-namespace {
 
 struct TmaWeights {
   static constexpr int kBlocksPerSm = 0;  // as many as fit
@@ -23,6 +22,8 @@ struct TmaWeights {
                  });
   }
 };
+
+namespace {
 
 template <class Out, int... kSizes>
 using Tiling = SkinnyTiling<Out, TmaWeights, kSizes...>;
