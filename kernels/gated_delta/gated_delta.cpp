@@ -14,6 +14,7 @@ void check_sizes(const ArgumentCheck& check, const Tensor& t) {
 
 }  // namespace
 
+// on_device() skips the CPU's functions in a dry run; tensors of GPUs have been refused before.
 void gated_delta(const GatedDelta& args) {
   ArgumentCheck check("gated_delta");
   check(

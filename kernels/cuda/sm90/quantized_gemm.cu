@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t select_bytes(uint32_t a, uint32_t b, uint32_
   return out;
 }
 
-// Four integers of 8 bits times the scale. An integer with its offset of 128
-// in the low bits of 2^23 is exactly a float.
+// Four integers of 8 bits times the scale. An integer with its offset of 128 in the low bits of
+// 2^23 is exactly a float.
 __device__ __forceinline__ uint2 expand_int8(uint32_t word, float scale) {
   const auto value = [&](int index) {
     const uint32_t bits = __byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7550 + index);
