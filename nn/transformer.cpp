@@ -89,9 +89,8 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   COHORT_CHECK(!config_.is_encoder(), "[transformer] an encoder has no cache");
   NoGradGuard no_grad;
   Stream stream = current_stream(device());
-  // run() begins with the embedding. Weights in 8 or 4 bits are made right before their use.
-  stream.may_prefetch =
-      allows_prefetch() && config_.precision.base == kernels::WeightFormat::kModel;
+  // run() begins with the embedding.
+  stream.may_prefetch = allows_prefetch();
   const StreamGuard guard(stream);
   ForwardOptions options;
   if (config_.lora.slots > 1) options.adapters = {sequences, cache.adapters()};
