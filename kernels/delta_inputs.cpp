@@ -2,6 +2,7 @@
 
 #include "core/with_cuda.h"
 #include "kernels/arguments.h"
+#include "kernels/gated_delta/gated_delta.h"
 
 namespace cohort::kernels {
 namespace {
@@ -16,7 +17,8 @@ void check_inputs(ArgumentCheck& check, const Args& args, const Tensor& q, const
   check("[T, Hk, D] q, k; [T, Hv, D] v; accumulate [T, Hv] g, beta", q, k, v, g, beta);
   check.require(check["C"] == (2 * check["Hk"] + check["Hv"]) * check["D"],
                 "expected x [T, 2 Hk D + Hv D], got ", args.x, " with q ", q, " and v ", v);
-  check.require(args.x.device().is_cpu(), "there is no CUDA kernel of this op yet, got ", args.x);
+  check.require(args.x.device().is_cpu() || is_gpu_delta_dim(check["D"]),
+                "expected heads of 64 or 128 on a GPU, got ", q);
 }
 
 }  // namespace
@@ -25,7 +27,7 @@ void delta_inputs(const DeltaInputs& args) {
   ArgumentCheck check("delta_inputs");
   check_inputs(check, args, args.q, args.k, args.v, args.g, args.beta);
   check("i32 [S + 1] cu_seqlens; i32 [S, 2] prefixes?", args.cu_seqlens, args.prefixes);
-  on_device<cpu::delta_inputs, cpu::delta_inputs>(args.x.device(), args);
+  on_device<cpu::delta_inputs, cuda::delta_inputs>(args.x.device(), args);
 }
 
 void delta_inputs_cached(const DeltaInputsCached& args) {
@@ -33,7 +35,7 @@ void delta_inputs_cached(const DeltaInputsCached& args) {
   check_inputs(check, args, args.q, args.k, args.v, args.g, args.beta);
   check("strided [N, 8, C] ring; i32 [T] states, positions", args.ring, args.states,
         args.positions);
-  on_device<cpu::delta_inputs_cached, cpu::delta_inputs_cached>(args.x.device(), args);
+  on_device<cpu::delta_inputs_cached, cuda::delta_inputs_cached>(args.x.device(), args);
 }
 
 void delta_inputs_backward(const DeltaInputsBackward& args) {
@@ -44,7 +46,7 @@ void delta_inputs_backward(const DeltaInputsBackward& args) {
       "accumulate [Hv] da_log?, ddt_bias?; i32 [S + 1] cu_seqlens; i32 [S, 2] prefixes?",
       args.dx, args.dw, args.db, args.da, args.da_log, args.ddt_bias, args.cu_seqlens,
       args.prefixes);
-  on_device<cpu::delta_inputs_backward, cpu::delta_inputs_backward>(args.x.device(), args);
+  on_device<cpu::delta_inputs_backward, cuda::delta_inputs_backward>(args.x.device(), args);
 }
 
 }  // namespace cohort::kernels

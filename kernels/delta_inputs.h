@@ -12,7 +12,10 @@
 // on the weights and on its own four inputs, b and a only, so that a NaN reaches no other sequence
 // than those that continue its own.
 //
-// There are no CUDA kernels yet: a call with CUDA tensors throws Error.
+// On CUDA, heads have 64 or 128 dims, sums of a head and of weight gradients have another fixed
+// order, in bf16 c is rounded before its norm, and input values are not checked: invalid offsets
+// cause out-of-bounds accesses, and tokens of a state that is not below N are idle. In mode
+// kAccumulate a sum is added to the gradient as one.
 #pragma once
 
 #include "kernels/common.h"
@@ -34,7 +37,7 @@ struct DeltaInputs {
   const Tensor& cu_seqlens;       // [S + 1] i32, ascending from 0 to T
   Tensor prefixes = {};           // [S, 2] i32: first token and length (0: none), or undefined
 };
-void delta_inputs(const DeltaInputs& args);
+COHORT_KERNEL(void delta_inputs(const DeltaInputs& args));
 
 // Prefill and decode: token t is the one at positions[t] of the sequence whose earlier inputs are
 // in ring states[t], that of position p at p % 8; positions below 0 are not read. Tokens of a state
@@ -48,8 +51,9 @@ struct DeltaInputsCached {
   Tensor &q, &k, &v, &g, &beta;  // as in DeltaInputs, also below
   const Tensor &x, &w, &b, &a, &a_log, &dt_bias;
   const Tensor &states, &positions;  // [T] i32
+  bool is_decode = false;            // no state has two tokens, which CUDA computes faster
 };
-void delta_inputs_cached(const DeltaInputsCached& args);
+COHORT_KERNEL(void delta_inputs_cached(const DeltaInputsCached& args));
 
 // Gradients of delta_inputs(); any of them may be undefined. Each is a sum over tokens in ascending
 // order, so that an input in a prefix gets the terms of its own sequence first and then those of
@@ -65,12 +69,6 @@ struct DeltaInputsBackward {
   const Tensor &x, &w, &b, &a, &a_log, &dt_bias, &cu_seqlens;
   Tensor prefixes = {};
 };
-void delta_inputs_backward(const DeltaInputsBackward& args);
-
-namespace cpu {
-void delta_inputs(const DeltaInputs& args);
-void delta_inputs_cached(const DeltaInputsCached& args);
-void delta_inputs_backward(const DeltaInputsBackward& args);
-}  // namespace cpu
+COHORT_KERNEL(void delta_inputs_backward(const DeltaInputsBackward& args));
 
 }  // namespace cohort::kernels

@@ -165,6 +165,24 @@ void reduce_partials(const std::array<Tensor, kOutputs>& partial,
          any->device(), partials, static_cast<int>(any->rows()), static_cast<int>(any->cols()));
 }
 
+// Term of column_sum(): the rows of a contiguous matrix.
+template <class T>
+struct RowsTerm {
+  static constexpr int kBatchRows = 4, kBlocks = 5, N = kPackSize<T>;
+  const T* rows;
+
+  using Values = Raw<T, N>;
+  template <class Location>
+  __device__ __forceinline__ Values load(const Location& at) const {
+    return at.load(rows);
+  }
+  template <class Location>
+  __device__ __forceinline__ void add(const Location&, const Values& row, float (&sum)[N]) const {
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[n] += element(row, n);
+  }
+};
+
 // out[c] (+)= sum over rows of the term: f32 [cols]. T is the type that the term reads;
 // `vectorized`: its rows are aligned to 16 bytes.
 template <class T, class Term>

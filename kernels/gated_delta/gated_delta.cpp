@@ -7,7 +7,8 @@ namespace cohort::kernels {
 namespace {
 
 void check_sizes(const ArgumentCheck& check, const Tensor& t) {
-  check.require(t.device().is_cpu(), "there is no CUDA kernel of this op yet, got ", t.str());
+  check.require(t.device().is_cpu() || is_gpu_delta_dim(t.dim(2)),
+                "expected heads of 64 or 128 on a GPU, got ", t);
   check.require(check["Hk"] > 0 && check["Hv"] > 0 && check["Hv"] % check["Hk"] == 0,
                 "expected a multiple of the ", check["Hk"], " heads of k for v, got ", check["Hv"]);
 }
@@ -23,7 +24,7 @@ void gated_delta(const GatedDelta& args) {
       args.q, args.k, args.v, args.o, args.u, args.g, args.beta, args.cu_seqlens,
       args.desc.prefixes);
   check_sizes(check, args.v);
-  on_device<cpu::gated_delta, cpu::gated_delta>(args.v.device(), args);
+  on_device<cpu::gated_delta, cuda::gated_delta>(args.v.device(), args);
 }
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
@@ -36,7 +37,7 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
   check("[T, Hk, D] dq, dk; [T, Hv, D] dv; accumulate [T, Hv] dg, dbeta", args.dq, args.dk, args.dv,
         args.dg, args.dbeta);
   check_sizes(check, args.v);
-  on_device<cpu::gated_delta_backward, cpu::gated_delta_backward>(args.v.device(), args);
+  on_device<cpu::gated_delta_backward, cuda::gated_delta_backward>(args.v.device(), args);
 }
 
 void gated_delta_cached(const GatedDeltaCached& args) {
@@ -49,7 +50,7 @@ void gated_delta_cached(const GatedDeltaCached& args) {
       "decay",
       args.state.s, args.state.k, args.state.u, args.state.decay);
   check_sizes(check, args.v);
-  on_device<cpu::gated_delta_cached, cpu::gated_delta_cached>(args.v.device(), args);
+  on_device<cpu::gated_delta_cached, cuda::gated_delta_cached>(args.v.device(), args);
 }
 
 }  // namespace cohort::kernels

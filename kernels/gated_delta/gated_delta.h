@@ -23,7 +23,14 @@
 // appended to, and a row's bits depend on the tokens of its sequence up to its own. g is finite; as
 // G counts from the start of a chunk, a g of -1e4 costs its later rows in f32 1e-3 of their values.
 //
-// On the CPU alone: f32 and f64.
+// On CUDA, heads have 64 or 128 dims, tensors are aligned to 16 bytes, and powers of 2 are within
+// two ulp. In bf16, arithmetic is in f32 but for operands of tensor cores: the S of S^T k and S^T q
+// is its high half (master_parts() of kernels/adamw.h), and the factors of u_i in o_t and the rows
+// 2^(G_63 - G_i) u_i are rounded. Products of rows, S^T k, S^T q, the sum over i of o_t and D are
+// accumulated as mma.m16n8k16 does, in ascending steps of 16, with factors of 0 in the rest of the
+// last step of o_t; u_t is as above, rounded once. Input values are not checked: invalid offsets
+// cause out-of-bounds accesses, and tokens of a state that is not below N are left out. A value that
+// is not finite can reach all rows of its chunk and those behind, but no other sequence.
 #pragma once
 
 #include <cmath>
@@ -40,6 +47,9 @@ struct GatedDeltaDesc {
   // [S, 2] i32, shared prefixes as in AttentionDesc; undefined: no sequence has one.
   Tensor prefixes = {};
 };
+inline constexpr bool is_gpu_delta_dim(int64_t head_dim) {
+  return head_dim == 64 || head_dim == 128;
+}
 inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
   return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
@@ -53,10 +63,7 @@ struct GatedDelta {
   const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   const GatedDeltaDesc& desc = {};
 };
-namespace cpu {
-void gated_delta(const GatedDelta& args);
-}
-void gated_delta(const GatedDelta& args);
+COHORT_KERNEL(void gated_delta(const GatedDelta& args));
 
 // Deterministic for any number of threads. A prefix gets the gradients of the sequences that
 // continue it in their order.
@@ -66,17 +73,15 @@ struct GatedDeltaBackward {
   const Tensor &q, &k, &v, &g, &beta, &u, &cu_seqlens;  // as in the forward
   const GatedDeltaDesc& desc = {};
 };
-namespace cpu {
-void gated_delta_backward(const GatedDeltaBackward& args);
-}
-void gated_delta_backward(const GatedDeltaBackward& args);
+COHORT_KERNEL(void gated_delta_backward(const GatedDeltaBackward& args));
 
 // States of N sequences: the matrix at the start of the chunk of the latest token, and the rows of
 // that chunk, at position % 64. Rows of later positions are ignored, so that any token of this
 // chunk may become the latest one again; to those before it a sequence cannot go back, but to
 // position 0.
 struct DeltaState {
-  Tensor s;      // [N, Hv, D, D] in accumulate_dtype(k)
+  Tensor s;  // [N, Hv, D, D] in accumulate_dtype(k); with k in bf16, the bytes of a head's matrix
+             // are two planes [D, D] of 16 bits, high and low halves as in master_parts()
   Tensor k, u;   // [N, 64, Hk, D], [N, 64, Hv, D]
   Tensor decay;  // G: [N, 64, Hv] in accumulate_dtype(k)
 };
@@ -90,10 +95,8 @@ struct GatedDeltaCached {
   const Tensor &q, &k, &v, &g, &beta;  // as in GatedDelta
   const Tensor &states, &positions;    // [T] i32
   double scale = 0;
+  bool is_decode = false;  // no state has two tokens, which CUDA computes faster
 };
-namespace cpu {
-void gated_delta_cached(const GatedDeltaCached& args);
-}
-void gated_delta_cached(const GatedDeltaCached& args);
+COHORT_KERNEL(void gated_delta_cached(const GatedDeltaCached& args));
 
 }  // namespace cohort::kernels

@@ -1,0 +1,842 @@
+// The gated delta rule on CUDA, of packed sequences and of pieces over states. A block advances a
+// slice of the columns of one head's matrix along one sequence, chunk by chunk; columns are
+// independent. The matrix stays in registers, and in shared memory as an operand. In a chunk all
+// warps compute S^T k and S^T q; then kSolverWarps of them solve for u, while the others load the
+// next chunk and compute the products of its rows; then all add to o and fold.
+#include <algorithm>
+
+#include "kernels/gated_delta/cuda/gated_delta.cuh"
+
+namespace cohort::kernels::cuda {
+namespace {
+
+constexpr int kSolverWarps = 4, kHelperWarps = 4, kHelpers = 32 * kHelperWarps;
+constexpr int kForwardThreads = 32 * (kSolverWarps + kHelperWarps);
+constexpr int kHelperBarrier = 1, kSolverBarrier = 2;  // and the next ones, by group of columns
+
+// kCols: columns of a block. kStages: chunks of which rows and products are in shared memory.
+template <class T, int kDim, int kCols, int kStages>
+struct alignas(16) ForwardMemory {
+  static constexpr int kRow = kDim + kPadding<T>, kSlice = kCols + kPadding<T>,
+                       kSquare = kChunk + kPadding<T>, kWeights = kChunk + 4,
+                       kResiduals = kCols + 8;
+  T k[kStages][kChunk * kRow], q[kStages][kChunk * kRow];
+  T weights[kStages][kChunk * kSquare];  // factors of u_i in o_t, [t][i]
+  T s[kDim * kSlice], v[kChunk * kSlice], u[kChunk * kSlice];
+  T scaled[kChunk * kSlice];            // u as the fold takes it
+  float w[kStages][kChunk * kWeights];  // -w_ti, [i][t]
+  float residual[kChunk * kResiduals];  // of rows t before those of their own chunk
+  struct Gates {
+    float decay[kChunk], gamma[kChunk], to_end[kChunk], beta[kChunk];
+  } gates[kStages];
+};
+
+// Positions [position, end) of a sequence are computed; those before are its prefix or in a state.
+struct DeltaRun {
+  int begin;         // token of `position`
+  int prefix_begin;  // token of position 0, if that is in a prefix
+  int position, end;
+  int state;  // -1: packed
+};
+
+template <class T, int kDim, int kCols, int kStages>
+class ForwardBlock {
+ public:
+  using Memory = ForwardMemory<T, kDim, kCols, kStages>;
+
+  __device__ ForwardBlock(const DeltaProblem<T>& problem, Memory& memory, const DeltaRun& run,
+                          int head, int slice)
+      : p_(problem), m_(memory), run_(run), head_(head), column_(slice * kCols) {}
+
+  __device__ void advance() {
+    const int first = is_cached() ? max(run_.position - 1, 0) / kChunk : 0,
+              last = (run_.end - 1) / kChunk;
+    load_matrix(first > 0);
+    if (is_helper()) prepare(first, 0, begin_load(first, 0));
+    for (int chunk = first; chunk <= last; ++chunk) {
+      const int stage = (chunk - first) % kStages, next_stage = (stage + 1) % kStages;
+      const bool prefetches = kStages > 1 && chunk < last && is_helper();
+      const Rows rows(run_, chunk);
+      if (kStages == 1 && chunk > first && is_helper()) prepare(chunk, 0, begin_load(chunk, 0));
+      __syncthreads();
+      float gate = 0;
+      if (prefetches) gate = begin_load(chunk + 1, next_stage);
+      load_given(rows, stage);
+      Accumulator queried[kReadTiles];
+      if (rows.given < rows.count) read_matrix(rows, stage, queried);
+      __syncthreads();
+      if (rows.given < rows.count && !is_helper()) solve(rows, stage, chunk == last);
+      if (prefetches) prepare(chunk + 1, next_stage, gate);
+      __syncthreads();
+      if (rows.given < rows.count) write_outputs(rows, stage, queried);
+      if (chunk < last) fold(stage);
+      if (kStages == 1) __syncthreads();
+    }
+    if (is_cached() && last > first) store_matrix();
+    __syncthreads();
+  }
+
+ private:
+  static constexpr int kRow = Memory::kRow, kSlice = Memory::kSlice, kSquare = Memory::kSquare;
+  static constexpr int kReadTiles = kCols / 32;  // of 16 columns, of a warp
+  // The matrix: a warp has 16 rows of it, and with fewer rows than warps a part of the columns.
+  static constexpr int kParts = 8 * 16 / kDim, kMatrixTiles = kCols / 16 / kParts;
+
+  // Rows of a chunk, of which the first `given` have been computed before.
+  struct Rows {
+    int base, count, given;
+
+    __device__ Rows(const DeltaRun& run, int chunk)
+        : base(chunk * kChunk),
+          count(min(kChunk, run.end - base)),
+          given(min(max(run.position - base, 0), kChunk)) {}
+  };
+
+  __device__ bool is_cached() const { return run_.state >= 0; }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ static bool is_helper() { return warp() >= kSolverWarps; }
+  // Token of a position; of those in a state, no token's.
+  __device__ int token(int position) const {
+    return position < run_.position ? run_.prefix_begin + position
+                                    : run_.begin + position - run_.position;
+  }
+  __device__ const T* key_row(const Rows& rows, int i) const {
+    if (is_cached() && i < rows.given)
+      return p_.state_k + p_.state_key_row(run_.state, i, p_.key_head(head_)) * kDim;
+    return p_.k + p_.key_row(token(rows.base + i), head_) * kDim;
+  }
+  __device__ T* u_row(const Rows& rows, int i, bool in_state) const {
+    if (in_state) return p_.state_u + p_.state_row(run_.state, i, head_) * kDim;
+    return p_.u + p_.row(token(rows.base + i), head_) * kDim;
+  }
+
+  // Row and column of this warp's part of the matrix.
+  __device__ static int matrix_row() { return warp() % (kDim / 16) * 16; }
+  __device__ static int matrix_column() { return warp() / (kDim / 16) * (kCols / kParts); }
+  template <class F>
+  __device__ void for_matrix(F&& fn) {
+#pragma unroll
+    for (int n = 0; n < kMatrixTiles; ++n)
+      matrix_[n].for_pairs([&](float* x, int row, int column) {
+        fn(x, matrix_row() + row, matrix_column() + 16 * n + column);
+      });
+  }
+  __device__ void load_matrix(bool is_stored) {
+    if (is_stored)
+      for_matrix([&, from = StoredMatrix<T, kDim>(p_.s, p_.row(run_.state, head_))](
+                     float* x, int row, int column) {
+        float pair[2];
+        from.load(row, column_ + column, pair);
+        x[0] = pair[0];
+        x[1] = pair[1];
+      });
+    show_matrix();
+  }
+  __device__ void show_matrix() {
+    for_matrix([&](float* x, int row, int column) {
+      store_pack(m_.s + row * kSlice + column,
+                 Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
+    });
+  }
+  __device__ void store_matrix() {
+    for_matrix([&, to = StoredMatrix<T, kDim>(p_.s, p_.row(run_.state, head_))](
+                   float* x, int row, int column) { to.store(row, column_ + column, x); });
+  }
+
+  // The helpers' part of a chunk. begin_load() starts the copies of keys and queries, and returns
+  // the thread's gate: g of a row, or beta.
+  __device__ float begin_load(int chunk, int stage) {
+    constexpr int kPack = kPackSize<T>, kPacks = kDim / kPack;
+    const Rows rows(run_, chunk);
+    const int thread = static_cast<int>(threadIdx.x) - 32 * kSolverWarps;
+    for (int i = thread; i < kChunk * kPacks; i += kHelpers) {
+      const int row = i / kPacks, at = i % kPacks * kPack;
+      const bool has_key = row < rows.count, has_query = has_key && row >= rows.given;
+      copy_async(shared_address(m_.k[stage] + row * kRow + at),
+                 has_key ? key_row(rows, row) + at : nullptr, has_key ? 16 : 0);
+      copy_async(shared_address(m_.q[stage] + row * kRow + at),
+                 has_query ? p_.q + p_.key_row(token(rows.base + row), head_) * kDim + at : nullptr,
+                 has_query ? 16 : 0);
+    }
+    copy_async_commit();
+    const int row = thread % kChunk;
+    const bool is_beta = thread >= kChunk;
+    if (row >= rows.count) return 0;
+    if (is_cached() && row < rows.given)
+      return is_beta ? 0 : p_.state_decay[p_.state_row(run_.state, row, head_)];
+    const int64_t at = p_.row(token(rows.base + row), head_);
+    return is_beta ? p_.beta[at] : base2_gate(p_.g[at]);
+  }
+  // Once no thread reads the values of the chunk before.
+  __device__ void prepare(int chunk, int stage, float gate) {
+    constexpr int kPack = kPackSize<T>, kPacks = kCols / kPack;
+    const Rows rows(run_, chunk);
+    const int thread = static_cast<int>(threadIdx.x) - 32 * kSolverWarps;
+    for (int i = thread; i < kChunk * kPacks; i += kHelpers) {
+      const int row = i / kPacks, at = i % kPacks * kPack;
+      const bool live = row >= rows.given && row < rows.count;
+      copy_async(
+          shared_address(m_.v + row * kSlice + at),
+          live ? p_.v + p_.row(token(rows.base + row), head_) * kDim + column_ + at : nullptr,
+          live ? 16 : 0);
+    }
+    copy_async_commit();
+    auto& gates = m_.gates[stage];
+    (thread < kChunk ? gates.decay : gates.beta)[thread % kChunk] = gate;
+    copy_async_wait<1>();
+    warps_barrier(kHelperBarrier, kHelpers);
+    if (thread < 32) sum_gates(gates, is_cached() ? rows.given : 0);
+    warps_barrier(kHelperBarrier, kHelpers);
+    if (rows.given < rows.count) multiply_rows(rows, stage);
+    copy_async_wait<0>();
+  }
+  // G, of which `known` are given, and its powers.
+  __device__ static void sum_gates(typename Memory::Gates& gates, int known) {
+    if (lane() == 0) {
+      float sum = 0;
+#pragma unroll 16
+      for (int t = 0; t < kChunk; ++t) {
+        const float x = gates.decay[t];
+        sum = t < known ? x : __fadd_rn(sum, x);
+        gates.decay[t] = sum;
+      }
+    }
+    __syncwarp();
+    for (int t = lane(); t < kChunk; t += 32) {
+      gates.gamma[t] = fast_exp2(gates.decay[t]);
+      gates.to_end[t] = fast_exp2(gates.decay[kChunk - 1] - gates.decay[t]);
+    }
+  }
+  // Products of keys, and of queries and keys, in tiles up to the diagonal.
+  __device__ void multiply_rows(const Rows& rows, int stage) {
+    const auto& decay = m_.gates[stage].decay;
+    for (int tile = warp() - kSolverWarps; tile < 10; tile += kHelperWarps) {
+      const int t0 = tile < 1   ? 0
+                     : tile < 3 ? 16
+                     : tile < 6 ? 32
+                                : 48,
+                i0 = 16 * tile - t0 / 16 * (t0 / 16 + 1) / 2 * 16;
+      if (t0 >= rows.count || t0 + 16 <= rows.given) continue;
+      Accumulator keys, queries;
+#pragma unroll 4
+      for (int d = 0; d < kDim; d += 16) {
+        const Operand<T> b = load_b(m_.k[stage] + i0 * kRow + d, kRow);
+        multiply(keys, load_a(m_.k[stage] + t0 * kRow + d, kRow), b);
+        multiply(queries, load_a(m_.q[stage] + t0 * kRow + d, kRow), b);
+      }
+      keys.for_pairs([&](const float* x, int row, int column) {
+        const int t = t0 + row, i = i0 + column;
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          m_.w[stage][(i + e) * Memory::kWeights + t] =
+              i + e < t ? -decayed(x[e], decay[t], decay[i + e]) : 0.0f;
+      });
+      queries.for_pairs([&](const float* x, int row, int column) {
+        const int t = t0 + row, i = i0 + column;
+        float y[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          y[e] = i + e <= t ? decayed(x[e], decay[t], decay[i + e]) : 0.0f;
+        store_pair(m_.weights[stage] + t * kSquare + i, y[0], y[1]);
+      });
+    }
+  }
+
+  __device__ void load_given(const Rows& rows, int stage) {
+    for (int i = static_cast<int>(threadIdx.x); i < rows.given * kCols; i += kForwardThreads) {
+      const int row = i / kCols, column = i % kCols;
+      const T u = u_row(rows, row, is_cached())[column_ + column];
+      m_.u[row * kSlice + column] = u;
+      m_.scaled[row * kSlice + column] = scaled_u(m_.gates[stage].to_end[row], u);
+    }
+  }
+
+  // The rows and columns of a chunk that a warp reads and writes.
+  __device__ static int read_row() {
+    return warp() / 2 * 16;
+  }
+  __device__ static int read_column() {
+    return warp() % 2 * (kCols / 2);
+  }
+  // S^T k becomes part of the residuals; S^T q is returned.
+  __device__ void read_matrix(const Rows& rows, int stage, Accumulator (&queried)[kReadTiles]) {
+    const int row0 = read_row(), column0 = read_column();
+    if (row0 >= rows.count) return;
+    Accumulator read[kReadTiles];
+    if (rows.base > 0) {  // the matrix is zero in the first chunk
+#pragma unroll 4
+      for (int d = 0; d < kDim; d += 16) {
+        const Operand<T> k = load_a(m_.k[stage] + row0 * kRow + d, kRow),
+                         q = load_a(m_.q[stage] + row0 * kRow + d, kRow);
+#pragma unroll
+        for (int n = 0; n < kReadTiles; ++n) {
+          const Operand<T> s = load_b_transposed(m_.s + d * kSlice + column0 + 16 * n, kSlice);
+          multiply(read[n], k, s);
+          multiply(queried[n], q, s);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kReadTiles; ++n)
+      read[n].for_pairs([&](const float* x, int row, int column) {
+        row += row0;
+        column += column0 + 16 * n;
+        const float gamma = m_.gates[stage].gamma[row];
+        float v[2];
+        load_pair(m_.v + row * kSlice + column, v);
+        store_pair(m_.residual + row * Memory::kResiduals + column,
+                   begin_residual(gamma, x[0], v[0]), begin_residual(gamma, x[1], v[1]));
+      });
+  }
+
+  // A lane has a column. The warps of 32 columns have blocks of 16 rows in turn: each applies the
+  // rows of earlier blocks as they come, and then solves its own.
+  __device__ void solve(const Rows& rows, int stage, bool is_last) {
+    constexpr int kBlock = 16, kWarps = kSolverWarps / (kCols / 32);  // of 32 columns
+    const int group = warp() / kWarps, column = 32 * group + lane();
+    const float* const w = m_.w[stage];
+    float r[kBlock];
+    int mine = warp() % kWarps * kBlock, applied = 0;  // rows
+    const auto load = [&] {
+#pragma unroll
+      for (int j = 0; j < kBlock; ++j) r[j] = m_.residual[(mine + j) * Memory::kResiduals + column];
+    };
+    load();
+    for (int solved = 0; solved < rows.count; solved += kBlock) {
+      if (mine < rows.count) {
+#pragma unroll 4
+        for (; applied < solved; ++applied) {
+          const float u = to_float(m_.u[applied * kSlice + column]);
+          subtract(r, w + applied * Memory::kWeights + mine, u, 0);
+        }
+      }
+      if (mine == solved) {
+        solve_block(rows, stage, is_last, mine, column, r);
+        mine += kWarps * kBlock;
+        applied = 0;
+        if (mine < rows.count) load();
+      }
+      warps_barrier(kSolverBarrier + group, 32 * kWarps);
+    }
+  }
+  // Subtracts the terms of u, a row whose weights for the rows of r are at w, from row `begin` on.
+  template <int kN>
+  __device__ static __forceinline__ void subtract(float (&r)[kN], const float* w, float u,
+                                                  int begin) {
+#pragma unroll
+    for (int j = 0; j < kN; j += 4) {
+      if (j + 4 <= begin) continue;
+      const auto pack = load_pack<4>(w + j);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (j + e >= begin) r[j + e] = __fmaf_rn(pack.v[e], u, r[j + e]);
+    }
+  }
+  __device__ __forceinline__ void solve_block(const Rows& rows, int stage, bool is_last, int row0,
+                                              int column, float (&r)[16]) {
+    const auto& gates = m_.gates[stage];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int t = row0 + j;
+      T& shown = m_.u[t * kSlice + column];
+      const bool is_given = t < rows.given;
+      const T u = is_given ? shown : finish_u<T>(gates.beta[t], r[j]);
+      subtract(r, m_.w[stage] + t * Memory::kWeights + row0, to_float(u), j + 1);
+      if (is_given) continue;
+      shown = u;
+      m_.scaled[t * kSlice + column] = scaled_u(gates.to_end[t], u);
+      if (t < rows.count && (!is_cached() || is_last))
+        u_row(rows, t, is_cached())[column_ + column] = u;
+    }
+  }
+
+  __device__ void write_outputs(const Rows& rows, int stage, Accumulator (&out)[kReadTiles]) {
+    const int row0 = read_row(), column0 = read_column();
+    if (row0 >= rows.count || row0 + 16 <= rows.given) return;
+#pragma unroll
+    for (int n = 0; n < kReadTiles; ++n)
+      out[n].for_pairs([&](float* x, int row, int) {
+        const float gamma = m_.gates[stage].gamma[row0 + row];
+        x[0] = begin_output(gamma, x[0]);
+        x[1] = begin_output(gamma, x[1]);
+      });
+    for (int i = 0; i <= row0; i += 16) {
+      const Operand<T> weights = load_a(m_.weights[stage] + row0 * kSquare + i, kSquare);
+#pragma unroll
+      for (int n = 0; n < kReadTiles; ++n)
+        multiply(out[n], weights, load_b_transposed(m_.u + i * kSlice + column0 + 16 * n, kSlice));
+    }
+#pragma unroll
+    for (int n = 0; n < kReadTiles; ++n)
+      out[n].for_pairs([&](const float* x, int row, int column) {
+        row += row0;
+        if (row < rows.given || row >= rows.count) return;
+        T* const to = p_.o + p_.row(token(rows.base + row), head_) * kDim;
+        store_pair(to + column_ + column0 + 16 * n + column, __fmul_rn(x[0], p_.scale),
+                   __fmul_rn(x[1], p_.scale));
+      });
+  }
+
+  __device__ void fold(int stage) {
+    Accumulator sums[kMatrixTiles];
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 16) {
+      const Operand<T> k = load_a_transposed(m_.k[stage] + i * kRow + matrix_row(), kRow);
+#pragma unroll
+      for (int n = 0; n < kMatrixTiles; ++n)
+        multiply(sums[n], k,
+                 load_b_transposed(m_.scaled + i * kSlice + matrix_column() + 16 * n, kSlice));
+    }
+    const float gamma = m_.gates[stage].gamma[kChunk - 1];
+#pragma unroll
+    for (int n = 0; n < kMatrixTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float& x = matrix_[n].c[e / 4][e % 4];
+        x = folded(gamma, x, sums[n].c[e / 4][e % 4]);
+      }
+    show_matrix();
+  }
+
+  const DeltaProblem<T>& p_;
+  Memory& m_;
+  const DeltaRun run_;
+  const int head_, column_;
+  Accumulator matrix_[kMatrixTiles];
+};
+
+// Of the sequences of a batch, those without a prefix come in one call, and then those
+// with one, which read its u.
+template <class T, int kDim, int kCols, int kStages>
+__global__ void __launch_bounds__(kForwardThreads, 1)
+    gated_delta_kernel(const __grid_constant__ DeltaProblem<T> problem,
+                       const PackedSequences sequences, bool continues) {
+  extern __shared__ __align__(16) char shared[];
+  using Memory = ForwardMemory<T, kDim, kCols, kStages>;
+  constexpr int kSlices = kDim / kCols;
+  const int slice = static_cast<int>(blockIdx.x) % kSlices,
+            head = static_cast<int>(blockIdx.x) / kSlices % problem.heads,
+            s = static_cast<int>(blockIdx.x) / kSlices / problem.heads;
+  const PackedSequence sequence = sequences[s];
+  if (sequence.length <= 0 || continues != (sequence.prefix > 0)) return;
+  const DeltaRun run{sequence.begin, sequence.prefix_begin, sequence.prefix, sequence.keys(), -1};
+  ForwardBlock<T, kDim, kCols, kStages>(problem, *reinterpret_cast<Memory*>(shared), run, head,
+                                        slice)
+      .advance();
+}
+
+// The pieces of a call.
+struct Pieces {
+  const int32_t *states, *positions;
+  int tokens, num_states;
+  int *count, *first;  // number of pieces, and the first token of each, in any order
+  int* last;           // the last token of a state's piece
+};
+// A block has a token. Idle ones get zeros.
+template <class T>
+__global__ void __launch_bounds__(128)
+    find_pieces_kernel(const __grid_constant__ Pieces pieces, T* o, int width) {
+  const int32_t *const states = pieces.states, *const positions = pieces.positions;
+  const int t = static_cast<int>(blockIdx.x);
+  const auto live = [&](int i) { return states[i] >= 0 && positions[i] >= 0; };
+  if (!live(t)) {
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += 128)
+      o[int64_t{t} * width + i] = from_float<T>(0.0f);
+    return;
+  }
+  const int state = states[t];
+  if (threadIdx.x > 0 || state >= pieces.num_states) return;
+  const auto continues = [&](int i) { return live(i) && states[i] == state; };
+  if (t == 0 || !continues(t - 1)) pieces.first[atomicAdd(pieces.count, 1)] = t;
+  if (t + 1 == pieces.tokens || !continues(t + 1)) pieces.last[state] = t;
+}
+
+template <class T>
+struct PieceProblem {
+  DeltaProblem<T> problem;
+  Pieces pieces;
+
+  __device__ int count() const { return *pieces.count; }
+  __device__ DeltaRun run(int index) const {
+    const int first = pieces.first[index], state = pieces.states[first],
+              position = pieces.positions[first];
+    return {.begin = first,
+            .prefix_begin = 0,
+            .position = position,
+            .end = position + pieces.last[state] - first + 1,
+            .state = state};
+  }
+};
+
+template <class T, int kDim, int kCols, int kStages>
+__global__ void __launch_bounds__(kForwardThreads, 1)
+    gated_delta_pieces_kernel(const __grid_constant__ PieceProblem<T> call) {
+  extern __shared__ __align__(16) char shared[];
+  using Memory = ForwardMemory<T, kDim, kCols, kStages>;
+  constexpr int kSlices = kDim / kCols;
+  const int heads = call.problem.heads, items = call.count() * heads * kSlices;
+  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+    ForwardBlock<T, kDim, kCols, kStages>(call.problem, *reinterpret_cast<Memory*>(shared),
+                                          call.run(item / kSlices / heads), item / kSlices % heads,
+                                          item % kSlices)
+        .advance();
+}
+
+// The keys and G of a piece's last chunk, once no block reads those of the chunk before. A block
+// has a piece and a key head.
+template <class T, int kDim>
+__global__ void __launch_bounds__(128)
+    append_rows_kernel(const __grid_constant__ PieceProblem<T> call) {
+  if (static_cast<int>(blockIdx.x) >= call.count()) return;
+  const DeltaProblem<T>& p = call.problem;
+  const DeltaRun run = call.run(static_cast<int>(blockIdx.x));
+  const int key_head = static_cast<int>(blockIdx.y), group = p.heads / p.key_heads,
+            base = (run.end - 1) / kChunk * kChunk, first = max(run.position, base);
+  const auto token = [&](int position) { return int64_t{run.begin} + position - run.position; };
+  for (int i = static_cast<int>(threadIdx.x); i < (run.end - first) * kDim; i += 128) {
+    const int position = first + i / kDim, d = i % kDim;
+    p.state_k[p.state_key_row(run.state, position - base, key_head) * kDim + d] =
+        p.k[(token(position) * p.key_heads + key_head) * kDim + d];
+  }
+  for (int h = static_cast<int>(threadIdx.x); h < group; h += 128) {
+    const int head = key_head * group + h;
+    float decay = first > base ? p.state_decay[p.state_row(run.state, first - base - 1, head)] : 0;
+    for (int position = first; position < run.end; ++position) {
+      decay = __fadd_rn(decay, base2_gate(p.g[p.row(token(position), head)]));
+      p.state_decay[p.state_row(run.state, position - base, head)] = decay;
+    }
+  }
+}
+
+template <class T, class Args>
+DeltaProblem<T> delta_problem(const Args& args, double scale) {
+  return {.o = pointer<T>(args.o),
+          .u = nullptr,
+          .q = pointer<T>(args.q),
+          .k = pointer<T>(args.k),
+          .v = pointer<T>(args.v),
+          .g = pointer<float>(args.g),
+          .beta = pointer<float>(args.beta),
+          .heads = static_cast<int>(args.v.dim(1)),
+          .key_heads = static_cast<int>(args.k.dim(1)),
+          .scale = static_cast<float>(delta_scale({.scale = scale}, args.v.dim(2))),
+          .s = nullptr,
+          .state_k = nullptr,
+          .state_u = nullptr,
+          .state_decay = nullptr};
+}
+
+// Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences.
+template <class T, int kDim, class F>
+void with_slices(int64_t chains, Device device, F&& fn) {
+  const GpuProperties& gpu = ::cohort::cuda::gpu_properties(device);
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (fits({.shared_memory = sizeof(ForwardMemory<T, kDim, 64, 2>)}, gpu)) {
+      if (chains * (kDim / 64) >= 3 * int64_t{gpu.multiprocessors})
+        return fn.template operator()<64, 2>();
+      return fn.template operator()<32, 2>();
+    }
+  }
+  fn.template operator()<32, 1>();
+}
+
+// One token of each state. A block has a token and a head of keys, and its heads of values in turn.
+constexpr int kDecodeThreads = 128;
+
+template <class T, int kDim>
+struct alignas(16) DecodeMemory {
+  static constexpr int kRow = kDim + kPadding<T>, kSquare = kChunk + kPadding<T>;
+  T k[kChunk * kRow], s[kDim * kRow], u[kChunk * kRow];
+  T rows[16 * kRow];                    // the key and the query of the token, and zeros
+  T weights[16 * kSquare];              // the factors of u_i in o, and zeros
+  float keys[kChunk], queries[kChunk];  // products of the token's key and query with keys
+  float decay[kChunk];
+  float read[kDim], queried[kDim];  // S^T k and S^T q
+};
+
+template <class T, int kDim>
+class DecodeBlock {
+ public:
+  using Memory = DecodeMemory<T, kDim>;
+
+  __device__ DecodeBlock(const DeltaProblem<T>& problem, Memory& memory, int token, int state,
+                         int position, int key_head)
+      : p_(problem),
+        m_(memory),
+        token_(token),
+        state_(state),
+        key_head_(key_head),
+        row_(position % kChunk),
+        folds_(row_ == 0 && position > 0),
+        had_matrix_(position > kChunk) {}
+
+  __device__ void advance() {
+    const int group = p_.heads / p_.key_heads, open = folds_ ? kChunk : row_;
+    load_rows(m_.rows, 2, [&](int i) { return (i == 0 ? p_.k : p_.q) + key_offset(); });
+    copy_async_commit();
+    clear(m_.rows + 2 * kRow, 14 * kRow);
+    clear(m_.weights, 16 * kSquare);
+    if (!folds_) begin_rows();
+    for (int h = 0; h < group; ++h) {
+      const int head = key_head_ * group + h;
+      const int64_t at = p_.row(token_, head);
+      if (h == 0 || folds_)
+        load_rows(m_.k, open, [&](int i) { return p_.state_k + state_key_row(i) * kDim; });
+      load_rows(m_.u, open,
+                [&](int i) { return p_.state_u + p_.state_row(state_, i, head) * kDim; });
+      const StoredMatrix<T, kDim> matrix(p_.s, p_.row(state_, head));
+      if (had_matrix_ && !folds_)
+        load_rows(m_.s, kDim, [&](int i) { return matrix.high + i * kDim; });
+      for (int i = thread(); i < open; i += kDecodeThreads)
+        m_.decay[i] = p_.state_decay[p_.state_row(state_, i, head)];
+      if (!folds_) clear_rows(m_.u, open);
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();
+      if (folds_) fold(matrix);
+      if (folds_ && h == 0) begin_rows();
+      if (folds_) clear_rows(m_.u, 0);
+      __syncthreads();
+      const float decay = __fadd_rn(row_ == 0 ? 0.0f : m_.decay[row_ - 1], base2_gate(p_.g[at]));
+      const float gamma = fast_exp2(decay);
+      if (h == 0) multiply_rows();
+      if (folds_ || had_matrix_) read_matrix();
+      __syncthreads();
+      for (int i = thread(); i <= row_; i += kDecodeThreads)
+        m_.weights[i] =
+            from_float<T>(decayed(m_.queries[i], decay, i < row_ ? m_.decay[i] : decay));
+      if (thread() < kDim) solve(head, decay, gamma);
+      if (thread() == 0) p_.state_decay[p_.state_row(state_, row_, head)] = decay;
+      __syncthreads();
+      write_output(head, gamma);
+      __syncthreads();
+    }
+    for (int i = thread(); i < kDim; i += kDecodeThreads)
+      p_.state_k[state_key_row(row_) * kDim + i] = p_.k[key_offset() + i];
+  }
+
+ private:
+  static constexpr int kRow = Memory::kRow, kSquare = Memory::kSquare;
+  static constexpr int kTiles = kDim / 16, kWarps = kDecodeThreads / 32;
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ int64_t key_offset() const {
+    return (int64_t{token_} * p_.key_heads + key_head_) * kDim;
+  }
+  __device__ int64_t state_key_row(int i) const { return p_.state_key_row(state_, i, key_head_); }
+
+  template <class F>
+  __device__ static void load_rows(T* to, int count, F&& row_of) {
+    constexpr int kPack = kPackSize<T>, kPacks = kDim / kPack;
+    for (int i = thread(); i < count * kPacks; i += kDecodeThreads) {
+      const int row = i / kPacks, at = i % kPacks * kPack;
+      copy_async(shared_address(to + row * kRow + at), row_of(row) + at, 16);
+    }
+  }
+  __device__ static void clear(T* to, int count) {
+    for (int i = thread(); i < count; i += kDecodeThreads) to[i] = from_float<T>(0.0f);
+  }
+  // Clears the rows from `first` on that a product may read.
+  __device__ void clear_rows(T* to, int first) const {
+    clear(to + first * kRow, (row_ / 16 * 16 + 16 - first) * kRow);
+  }
+  // Makes the token's key a row of its chunk.
+  __device__ void begin_rows() {
+    clear_rows(m_.k, row_ + 1);
+    for (int i = thread(); i < kDim; i += kDecodeThreads)
+      m_.k[row_ * kRow + i] = p_.k[key_offset() + i];
+  }
+  // A product of 16 rows, at `a` in steps of 16 columns, with a tile of 16 columns. The first two
+  // rows go to fn(row, column, x).
+  template <class B, class F>
+  __device__ static void multiply_tile(const T* a, int stride, int end, float begin, B&& b,
+                                       F&& fn) {
+    Accumulator sums;
+    sums.for_pairs([&](float* x, int, int) { x[0] = x[1] = begin; });
+    for (int d = 0; d < end; d += 16) multiply(sums, load_a(a + d, stride), b(d));
+    sums.for_pairs([&](const float* x, int row, int column) {
+      if (row < 2) fn(row, column, x);
+    });
+  }
+  __device__ void multiply_rows() {
+    if (16 * warp() > row_) return;
+    const T* const keys = m_.k + 16 * warp() * kRow;
+    multiply_tile(
+        m_.rows, kRow, kDim, 0, [&](int d) { return load_b(keys + d, kRow); },
+        [&](int row, int column, const float* x) {
+          store_pair((row == 0 ? m_.keys : m_.queries) + 16 * warp() + column, x[0], x[1]);
+        });
+  }
+  __device__ void read_matrix() {
+    for (int n = 16 * warp(); n < kDim; n += 16 * kWarps)
+      multiply_tile(
+          m_.rows, kRow, kDim, 0,
+          [&](int d) { return load_b_transposed(m_.s + d * kRow + n, kRow); },
+          [&](int row, int column, const float* x) {
+            store_pair((row == 0 ? m_.read : m_.queried) + n + column, x[0], x[1]);
+          });
+  }
+  __device__ void solve(int head, float decay, float gamma) {
+    const int column = thread();
+    const int64_t at = p_.row(token_, head);
+    const bool has_matrix = folds_ || had_matrix_;
+    float r = begin_residual(gamma, has_matrix ? m_.read[column] : 0.0f,
+                             to_float(p_.v[at * kDim + column]));
+#pragma unroll 8
+    for (int i = 0; i < row_; ++i)
+      r = __fmaf_rn(-decayed(m_.keys[i], decay, m_.decay[i]), to_float(m_.u[i * kRow + column]), r);
+    const T u = finish_u<T>(p_.beta[at], r);
+    m_.u[row_ * kRow + column] = u;
+    p_.state_u[p_.state_row(state_, row_, head) * kDim + column] = u;
+  }
+  __device__ void write_output(int head, float gamma) {
+    const bool has_matrix = folds_ || had_matrix_;
+    T* const o = p_.o + p_.row(token_, head) * kDim;
+    for (int n = 16 * warp(); n < kDim; n += 16 * kWarps) {
+      Accumulator out;
+      out.for_pairs([&](float* x, int row, int column) {
+        if (row > 0) return;
+        x[0] = begin_output(gamma, has_matrix ? m_.queried[n + column] : 0.0f);
+        x[1] = begin_output(gamma, has_matrix ? m_.queried[n + column + 1] : 0.0f);
+      });
+      for (int i = 0; i <= row_; i += 16)
+        multiply(out, load_a(m_.weights + i, kSquare),
+                 load_b_transposed(m_.u + i * kRow + n, kRow));
+      out.for_pairs([&](const float* x, int row, int column) {
+        if (row > 0) return;
+        store_pair(o + n + column, __fmul_rn(x[0], p_.scale), __fmul_rn(x[1], p_.scale));
+      });
+    }
+  }
+  // The matrix of the chunk before becomes that of this one, in the state and in shared memory.
+  __device__ void fold(const StoredMatrix<T, kDim>& matrix) {
+    const float end = m_.decay[kChunk - 1], gamma = fast_exp2(end);
+    for (int i = thread(); i < kChunk * kDim; i += kDecodeThreads) {
+      const int row = i / kDim;
+      T& u = m_.u[row * kRow + i % kDim];
+      u = scaled_u(fast_exp2(end - m_.decay[row]), u);
+    }
+    __syncthreads();
+    for (int tile = warp(); tile < kTiles * kTiles; tile += kWarps) {
+      const int row0 = tile / kTiles * 16, column0 = tile % kTiles * 16;
+      Accumulator sums;
+#pragma unroll
+      for (int i = 0; i < kChunk; i += 16)
+        multiply(sums, load_a_transposed(m_.k + i * kRow + row0, kRow),
+                 load_b_transposed(m_.u + i * kRow + column0, kRow));
+      sums.for_pairs([&](float* x, int row, int column) {
+        row += row0;
+        column += column0;
+        float s[2] = {0, 0};
+        if (had_matrix_) matrix.load(row, column, s);
+        x[0] = folded(gamma, s[0], x[0]);
+        x[1] = folded(gamma, s[1], x[1]);
+        matrix.store(row, column, x);
+        store_pack(m_.s + row * kRow + column,
+                   Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
+      });
+    }
+    __syncthreads();
+  }
+
+  const DeltaProblem<T>& p_;
+  Memory& m_;
+  const int token_, state_, key_head_, row_;
+  const bool folds_, had_matrix_;  // whether there is a matrix before the fold
+};
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(kDecodeThreads, 3)
+    gated_delta_decode_kernel(const __grid_constant__ DeltaProblem<T> problem,
+                              const int32_t* states, const int32_t* positions, int num_states) {
+  extern __shared__ __align__(16) char shared[];
+  const int token = static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y),
+            state = states[token], position = positions[token];
+  if (state < 0 || position < 0) {
+    const int width = problem.heads / problem.key_heads * kDim;
+    T* const o = problem.o + (int64_t{token} * problem.key_heads + key_head) * width;
+    for (int i = static_cast<int>(threadIdx.x); i < width; i += kDecodeThreads)
+      o[i] = from_float<T>(0.0f);
+    return;
+  }
+  if (state >= num_states) return;
+  DecodeBlock<T, kDim>(problem, *reinterpret_cast<DecodeMemory<T, kDim>*>(shared), token, state,
+                       position, key_head)
+      .advance();
+}
+
+template <class T, int kDim>
+void run_pieces(const GatedDeltaCached& args, const DeltaProblem<T>& problem) {
+  const Device device = args.o.device();
+  const int64_t tokens = args.o.dim(0), num_states = args.state.s.dim(0),
+                most = std::min(tokens, num_states);
+  Tensor found = Tensor::zeros({1 + most + num_states}, DType::kI32, device);
+  int* const count = pointer<int32_t>(found);
+  const PieceProblem<T> call{problem,
+                             {.states = pointer<int32_t>(args.states),
+                              .positions = pointer<int32_t>(args.positions),
+                              .tokens = static_cast<int>(tokens),
+                              .num_states = static_cast<int>(num_states),
+                              .count = count,
+                              .first = count + 1,
+                              .last = count + 1 + most}};
+  launch("find_pieces", find_pieces_kernel<T>, {.grid = blocks_for(tokens, 1), .block = 128},
+         device, call.pieces, problem.o, problem.heads * kDim);
+  with_slices<T, kDim>(0, device, [&]<int kCols, int kStages>() {
+    const int64_t blocks =
+        std::min<int64_t>(most * problem.heads * (kDim / kCols),
+                          8 * int64_t{::cohort::cuda::gpu_properties(device).multiprocessors});
+    launch("gated_delta_pieces", gated_delta_pieces_kernel<T, kDim, kCols, kStages>,
+           {.grid = blocks_for(blocks, 1),
+            .block = kForwardThreads,
+            .shared_bytes = sizeof(ForwardMemory<T, kDim, kCols, kStages>)},
+           device, call);
+  });
+  launch("append_rows", append_rows_kernel<T, kDim>,
+         {.grid = {blocks_for(most, 1), static_cast<unsigned>(problem.key_heads)}, .block = 128},
+         device, call);
+}
+
+}  // namespace
+
+void gated_delta(const GatedDelta& args) {
+  const Device device = args.v.device();
+  AttentionDesc desc;
+  desc.prefixes = args.desc.prefixes;
+  const PackedSequences sequences(args.cu_seqlens, desc);
+  dispatch_delta(args.v, "gated_delta", [&]<class T, int kDim>() {
+    DeltaProblem<T> problem = delta_problem<T>(args, args.desc.scale);
+    problem.u = pointer<T>(args.u);
+    const int64_t chains = int64_t{sequences.count} * problem.heads;
+    with_slices<T, kDim>(chains, device, [&]<int kCols, int kStages>() {
+      for (const bool continues : {false, true})
+        if (!continues || sequences.prefixes != nullptr)
+          launch("gated_delta", gated_delta_kernel<T, kDim, kCols, kStages>,
+                 {.grid = blocks_for(chains * (kDim / kCols), 1),
+                  .block = kForwardThreads,
+                  .shared_bytes = sizeof(ForwardMemory<T, kDim, kCols, kStages>)},
+                 device, problem, sequences, continues);
+    });
+  });
+}
+
+void gated_delta_cached(const GatedDeltaCached& args) {
+  dispatch_delta(args.v, "gated_delta_cached", [&]<class T, int kDim>() {
+    DeltaProblem<T> problem = delta_problem<T>(args, args.scale);
+    problem.s = pointer<void>(args.state.s);
+    problem.state_k = pointer<T>(args.state.k);
+    problem.state_u = pointer<T>(args.state.u);
+    problem.state_decay = pointer<float>(args.state.decay);
+    if (!args.is_decode) return run_pieces<T, kDim>(args, problem);
+    launch("gated_delta_decode", gated_delta_decode_kernel<T, kDim>,
+           {.grid = {blocks_for(args.o.dim(0), 1), static_cast<unsigned>(problem.key_heads)},
+            .block = kDecodeThreads,
+            .shared_bytes = sizeof(DecodeMemory<T, kDim>)},
+           args.o.device(), problem, pointer<int32_t>(args.states),
+           pointer<int32_t>(args.positions), static_cast<int>(args.state.s.dim(0)));
+  });
+}
+
+}  // namespace cohort::kernels::cuda

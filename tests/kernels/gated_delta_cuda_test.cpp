@@ -1,0 +1,149 @@
+// The gated delta rule on CUDA: f32 against the CPU's f64, bf16 within the errors of its roundings,
+// and equal bits of packed sequences, pieces, single tokens and shared prefixes.
+#include "tests/kernels/cuda_test.h"
+#include "tests/kernels/gated_delta_cases.h"
+
+namespace cohort::kernels::gated_delta_cuda_test {
+namespace {
+
+using namespace gated_delta_cases;
+using test::expect_reproducible;
+using test::Guarded;
+using test::kCudaTypes;
+
+// Largest relative error of o: in bf16 three times that of slow decays.
+double tolerance(DType dtype) {
+  return dtype == DType::kF32 ? 1e-5 : 3 * 3.2e-3;
+}
+double error_of(const Tensor& got, const Tensor& exact) {
+  return test::relative_error(got.to(Device{}).to(DType::kF64), exact);
+}
+
+// Runs `in` on the device between sentinels, and compares o and u with the CPU's f64.
+void expect_forward(const Inputs& in, DType dtype, Device device) {
+  const Inputs rounded = in.to(dtype).to(DType::kF64), on_device = in.to(dtype, device);
+  Tensor exact_u, exact = rounded.run(&exact_u);
+  Guarded o(in.v.shape(), dtype, device), u(in.v.shape(), dtype, device);
+  gated_delta({o.tensor(), u.tensor(), on_device.q, on_device.k, on_device.v, on_device.g,
+               on_device.beta, on_device.cu_seqlens, on_device.desc});
+  EXPECT_TRUE(o.intact() && u.intact());
+  EXPECT_LE(error_of(o.tensor(), exact), tolerance(dtype)) << "o";
+  EXPECT_LE(error_of(u.tensor(), exact_u), tolerance(dtype)) << "u";
+}
+
+const std::array<std::array<int64_t, 3>, 4> kHeads = {
+    {{1, 1, 64}, {2, 4, 64}, {2, 2, 128}, {1, 2, 128}}};
+
+TEST(CudaGatedDelta, ForwardMatchesTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const auto& [key_heads, heads, dim] : kHeads)
+      for (const int32_t length : {1, 63, 64, 65, 130, 300}) {
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", length, " tokens, ", heads, " heads of ", dim));
+        Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, DType::kF64);
+        if (length == 65) in.desc.scale = 0.7;
+        expect_forward(in, dtype, device);
+      }
+}
+
+// More heads and sequences than multiprocessors, for which blocks have more columns.
+TEST(CudaGatedDelta, ManySequencesMatchTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const auto& [heads, dim] : {std::pair<int64_t, int64_t>{16, 64}, {8, 128}})
+      expect_forward(make_inputs(std::vector<int32_t>(60, 66), heads / 2, heads, dim, DType::kF64),
+                     dtype, device);
+}
+
+TEST(CudaGatedDelta, SharedPrefixesMatchTheCpuAndRepeatedOnes) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
+      const Forked forked = make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64);
+      expect_forward(forked.shared, dtype, device);
+      const Tensor shared = forked.shared.to(dtype, device).run().to(Device{}),
+                   repeated = forked.repeated.to(dtype, device).run().to(Device{});
+      for (size_t t = 0; t < forked.shared_of.size(); ++t)
+        ASSERT_TRUE(test::bit_equal(repeated.narrow(0, static_cast<int64_t>(t), 1).contiguous(),
+                                    shared.narrow(0, forked.shared_of[t], 1).contiguous()))
+            << "token " << t;
+    }
+}
+
+// Decays g and the distance of keys from each other, with the errors that bf16 operands give.
+TEST(CudaGatedDelta, Bf16IsAsAccurateAsItsRoundings) {
+  COHORT_REQUIRE_GPU(device);
+  for (const auto& [g, alike, error] : {std::tuple(-0.5, 0.0, 2.3e-3),
+                                        {-0.05, 0.0, 2.6e-3},
+                                        {-1e-4, 0.0, 3.2e-3},
+                                        {-0.01, 0.9, 8.7e-3}}) {
+    constexpr int64_t kDim = 128;
+    Inputs in = make_inputs({2048}, 1, 2, kDim, DType::kF64);
+    in.g.fill_(g);
+    double* k = in.k.data<double>();
+    const std::vector<double> first(k, k + kDim);
+    for (int64_t t = 0; t < 2048; ++t, k += kDim) {
+      double squares = 0;
+      for (size_t d = 0; d < kDim; ++d) {
+        k[d] = (1 - alike) * k[d] + alike * first[d];
+        squares += k[d] * k[d];
+      }
+      for (size_t d = 0; d < kDim; ++d) k[d] /= std::sqrt(squares);
+    }
+    const Inputs rounded = in.to(DType::kBF16).to(DType::kF64);
+    EXPECT_LE(error_of(in.to(DType::kBF16, device).run(), rounded.run()), 3 * error) << g;
+  }
+}
+
+TEST(CudaGatedDelta, PiecesHaveTheBitsOfTheWhole) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(5, rng_stream(kTestPurpose, 3));
+  int pieces = 0;
+  for (const DType dtype : kCudaTypes)
+    for (int round = 0; round < 48; ++round) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", round ", round));
+      const auto& [key_heads, heads, dim] = kHeads[static_cast<size_t>(round) % 4];
+      Inputs in = make_inputs(piece_lengths(rng), key_heads, heads, dim, DType::kF64,
+                              static_cast<uint64_t>(10 * round + 1));
+      if (round % 2 == 1) in.desc.scale = 0.7;
+      ASSERT_NO_FATAL_FAILURE(check_pieces(in.to(dtype), device, rng, pieces));
+    }
+  EXPECT_GT(pieces, 4000);
+}
+
+TEST(CudaGatedDelta, ASequenceReachesNoOther) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    Inputs in = make_inputs({70, 70, 70}, 1, 1, 64, DType::kF64);
+    const Tensor before = in.to(dtype, device).run().to(Device{});
+    in.v.narrow(0, 75, 1).fill_(NAN);
+    in.k.narrow(0, 80, 1).fill_(INFINITY);
+    const Tensor after = in.to(dtype, device).run().to(Device{});
+    for (const int64_t begin : {0, 140})
+      EXPECT_TRUE(test::bit_equal(after.narrow(0, begin, 70).contiguous(),
+                                  before.narrow(0, begin, 70).contiguous()));
+    for (const double x : after.narrow(0, 136, 4).to_vector<double>()) ASSERT_TRUE(std::isnan(x));
+  }
+}
+
+TEST(CudaGatedDelta, GivesTheSameBitsEveryTime) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes) {
+    const Inputs in = make_forked(70, 2, 4, 128, DType::kF64).shared.to(dtype, device);
+    expect_reproducible([&] {
+      Tensor u;
+      const Tensor o = in.run(&u);
+      return std::vector<Tensor>{o, u};
+    });
+  }
+}
+
+TEST(CudaGatedDelta, OtherHeadsAreRefused) {
+  COHORT_REQUIRE_GPU(device);
+  EXPECT_THROW_WITH(make_inputs({4}, 1, 1, 32, DType::kF32).to(DType::kF32, device).run(), Error,
+                    "expected heads of 64 or 128 on a GPU");
+}
+
+}  // namespace
+}  // namespace cohort::kernels::gated_delta_cuda_test
