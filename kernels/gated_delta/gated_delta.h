@@ -29,8 +29,9 @@
 // 2^(G_63 - G_i) u_i are rounded. Products of rows, S^T k, S^T q, the sum over i of o_t and D are
 // accumulated as mma.m16n8k16 does, in ascending steps of 16, with factors of 0 in the rest of the
 // last step of o_t; u_t is as above, rounded once. Input values are not checked: invalid offsets
-// cause out-of-bounds accesses, and tokens of a state that is not below N are left out. A value that
-// is not finite can reach all rows of its chunk and those behind, but no other sequence.
+// cause out-of-bounds accesses, and tokens of a state that is not below N are left out. A value
+// that is not finite can reach all rows of its chunk and those behind, but no other sequence. The
+// backward's operands of tensor cores are rounded, and dbeta is 0 where beta is.
 #pragma once
 
 #include <cmath>

@@ -177,7 +177,7 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
               ASSERT_TRUE(bit_equal(row, whole[n].narrow(0, rows[i], 1).contiguous()))
                   << "round " << round << ", output " << n << " of token " << rows[i];
             } else if (states[i] < 0 || positions[i] < 0) {
-              ASSERT_EQ(test::norm(row), 0);
+              ASSERT_EQ(cohort::test::norm(row), 0);
             }
           }
         }

@@ -101,7 +101,7 @@ TEST(CudaGatedDelta, PiecesHaveTheBitsOfTheWhole) {
   Rng rng(5, rng_stream(kTestPurpose, 3));
   int pieces = 0;
   for (const DType dtype : kCudaTypes)
-    for (int round = 0; round < 48; ++round) {
+    for (int round = 0; round < 120; ++round) {
       SCOPED_TRACE(str(dtype_name(dtype), ", round ", round));
       const auto& [key_heads, heads, dim] = kHeads[static_cast<size_t>(round) % 4];
       Inputs in = make_inputs(piece_lengths(rng), key_heads, heads, dim, DType::kF64,
@@ -110,6 +110,37 @@ TEST(CudaGatedDelta, PiecesHaveTheBitsOfTheWhole) {
       ASSERT_NO_FATAL_FAILURE(check_pieces(in.to(dtype), device, rng, pieces));
     }
   EXPECT_GT(pieces, 4000);
+}
+
+// dq, dk, dv, dg and dbeta against the CPU's f64.
+void expect_gradients(const Inputs& in, DType dtype, Device device, Grad mode) {
+  const Tensor dout = random_tensor(in.v.shape(), DType::kF64, 9).to(dtype);
+  Gradients exact = backward(in.to(dtype).to(DType::kF64), dout.to(DType::kF64), mode),
+            got = backward(in.to(dtype, device), dout.to(device), mode);
+  for (size_t i = 0; i < 5; ++i)
+    EXPECT_LE(error_of(*got.all()[i], *exact.all()[i]), tolerance(dtype)) << "gradient " << i;
+}
+
+TEST(CudaGatedDelta, GradientsMatchTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const auto& [key_heads, heads, dim] : kHeads)
+      for (const int32_t length : {1, 63, 64, 65, 130, 300}) {
+        SCOPED_TRACE(str(dtype_name(dtype), ", ", length, " tokens, ", heads, " heads of ", dim));
+        Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, DType::kF64);
+        if (length == 65) in.desc.scale = 0.7;
+        expect_gradients(in, dtype, device, length % 2 == 0 ? Grad::kOverwrite : Grad::kAccumulate);
+      }
+}
+
+TEST(CudaGatedDelta, GradientsOfSharedPrefixesMatchTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : kCudaTypes)
+    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
+      const Forked forked = make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64);
+      expect_gradients(forked.shared, dtype, device, Grad::kOverwrite);
+    }
 }
 
 TEST(CudaGatedDelta, ASequenceReachesNoOther) {
@@ -134,7 +165,8 @@ TEST(CudaGatedDelta, GivesTheSameBitsEveryTime) {
     expect_reproducible([&] {
       Tensor u;
       const Tensor o = in.run(&u);
-      return std::vector<Tensor>{o, u};
+      Gradients d = backward(in, o);
+      return std::vector<Tensor>{o, u, d.q, d.k, d.v, d.g, d.beta};
     });
   }
 }

@@ -5,50 +5,42 @@
 // next chunk and compute the products of its rows; then all add to o and fold.
 #include <algorithm>
 
-#include "kernels/gated_delta/cuda/gated_delta.cuh"
+#include "kernels/gated_delta/cuda/chunk.cuh"
 
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kSolverWarps = 4, kHelperWarps = 4, kHelpers = 32 * kHelperWarps;
-constexpr int kForwardThreads = 32 * (kSolverWarps + kHelperWarps);
-constexpr int kHelperBarrier = 1, kSolverBarrier = 2;  // and the next ones, by group of columns
-
-// kCols: columns of a block. kStages: chunks of which rows and products are in shared memory.
 template <class T, int kDim, int kCols, int kStages>
-struct alignas(16) ForwardMemory {
-  static constexpr int kRow = kDim + kPadding<T>, kSlice = kCols + kPadding<T>,
-                       kSquare = kChunk + kPadding<T>, kWeights = kChunk + 4,
-                       kResiduals = kCols + 8;
-  T k[kStages][kChunk * kRow], q[kStages][kChunk * kRow];
-  T weights[kStages][kChunk * kSquare];  // factors of u_i in o_t, [t][i]
-  T s[kDim * kSlice], v[kChunk * kSlice], u[kChunk * kSlice];
-  T scaled[kChunk * kSlice];            // u as the fold takes it
-  float w[kStages][kChunk * kWeights];  // -w_ti, [i][t]
-  float residual[kChunk * kResiduals];  // of rows t before those of their own chunk
-  struct Gates {
-    float decay[kChunk], gamma[kChunk], to_end[kChunk], beta[kChunk];
-  } gates[kStages];
-};
-
-// Positions [position, end) of a sequence are computed; those before are its prefix or in a state.
-struct DeltaRun {
-  int begin;         // token of `position`
-  int prefix_begin;  // token of position 0, if that is in a prefix
-  int position, end;
-  int state;  // -1: packed
+struct ForwardMemory : ChunkMemory<T, kDim, kCols, kStages> {
+  T u[kChunk * ForwardMemory::kSlice],
+      scaled[kChunk * ForwardMemory::kSlice];  // as the fold takes it
 };
 
 template <class T, int kDim, int kCols, int kStages>
-class ForwardBlock {
+class ForwardBlock
+    : ChunkBlock<T, kDim, kCols, kStages, false, ForwardMemory<T, kDim, kCols, kStages>> {
+  using Base = ChunkBlock<T, kDim, kCols, kStages, false, ForwardMemory<T, kDim, kCols, kStages>>;
+  using Base::begin_load, Base::column_, Base::for_matrix, Base::head_, Base::is_cached,
+      Base::is_helper;
+  using Base::kBlock, Base::kMatrixTiles, Base::kReadTiles, Base::kResiduals, Base::kRow;
+  using Base::kSlice, Base::kSquare, Base::kWarps, Base::kWeights, Base::lane, Base::m_;
+  using Base::matrix_, Base::matrix_column, Base::matrix_row, Base::p_, Base::prepare;
+  using Base::read_column, Base::read_row, Base::run_, Base::show_matrix, Base::subtract;
+  using Base::token, Base::warp;
+
  public:
   using Memory = ForwardMemory<T, kDim, kCols, kStages>;
 
   __device__ ForwardBlock(const DeltaProblem<T>& problem, Memory& memory, const DeltaRun& run,
                           int head, int slice)
-      : p_(problem), m_(memory), run_(run), head_(head), column_(slice * kCols) {}
+      : Base(problem, memory, run, head, slice) {}
 
   __device__ void advance() {
+    advance([](int) { return static_cast<T*>(nullptr); });
+  }
+  // copy_of(chunk): where the matrix at the start of a later chunk is copied to, or null.
+  template <class F>
+  __device__ void advance(F&& copy_of) {
     const int first = is_cached() ? max(run_.position - 1, 0) / kChunk : 0,
               last = (run_.end - 1) / kChunk;
     load_matrix(first > 0);
@@ -56,7 +48,7 @@ class ForwardBlock {
     for (int chunk = first; chunk <= last; ++chunk) {
       const int stage = (chunk - first) % kStages, next_stage = (stage + 1) % kStages;
       const bool prefetches = kStages > 1 && chunk < last && is_helper();
-      const Rows rows(run_, chunk);
+      const ChunkRows rows(run_, chunk);
       if (kStages == 1 && chunk > first && is_helper()) prepare(chunk, 0, begin_load(chunk, 0));
       __syncthreads();
       float gate = 0;
@@ -69,7 +61,10 @@ class ForwardBlock {
       if (prefetches) prepare(chunk + 1, next_stage, gate);
       __syncthreads();
       if (rows.given < rows.count) write_outputs(rows, stage, queried);
-      if (chunk < last) fold(stage);
+      if (chunk < last) {
+        fold(stage);
+        if (T* const copy = copy_of(chunk + 1); copy != nullptr) copy_matrix(copy);
+      }
       if (kStages == 1) __syncthreads();
     }
     if (is_cached() && last > first) store_matrix();
@@ -77,51 +72,11 @@ class ForwardBlock {
   }
 
  private:
-  static constexpr int kRow = Memory::kRow, kSlice = Memory::kSlice, kSquare = Memory::kSquare;
-  static constexpr int kReadTiles = kCols / 32;  // of 16 columns, of a warp
-  // The matrix: a warp has 16 rows of it, and with fewer rows than warps a part of the columns.
-  static constexpr int kParts = 8 * 16 / kDim, kMatrixTiles = kCols / 16 / kParts;
-
-  // Rows of a chunk, of which the first `given` have been computed before.
-  struct Rows {
-    int base, count, given;
-
-    __device__ Rows(const DeltaRun& run, int chunk)
-        : base(chunk * kChunk),
-          count(min(kChunk, run.end - base)),
-          given(min(max(run.position - base, 0), kChunk)) {}
-  };
-
-  __device__ bool is_cached() const { return run_.state >= 0; }
-  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  __device__ static bool is_helper() { return warp() >= kSolverWarps; }
-  // Token of a position; of those in a state, no token's.
-  __device__ int token(int position) const {
-    return position < run_.position ? run_.prefix_begin + position
-                                    : run_.begin + position - run_.position;
-  }
-  __device__ const T* key_row(const Rows& rows, int i) const {
-    if (is_cached() && i < rows.given)
-      return p_.state_k + p_.state_key_row(run_.state, i, p_.key_head(head_)) * kDim;
-    return p_.k + p_.key_row(token(rows.base + i), head_) * kDim;
-  }
-  __device__ T* u_row(const Rows& rows, int i, bool in_state) const {
+  __device__ T* u_row(const ChunkRows& rows, int i, bool in_state) const {
     if (in_state) return p_.state_u + p_.state_row(run_.state, i, head_) * kDim;
     return p_.u + p_.row(token(rows.base + i), head_) * kDim;
   }
 
-  // Row and column of this warp's part of the matrix.
-  __device__ static int matrix_row() { return warp() % (kDim / 16) * 16; }
-  __device__ static int matrix_column() { return warp() / (kDim / 16) * (kCols / kParts); }
-  template <class F>
-  __device__ void for_matrix(F&& fn) {
-#pragma unroll
-    for (int n = 0; n < kMatrixTiles; ++n)
-      matrix_[n].for_pairs([&](float* x, int row, int column) {
-        fn(x, matrix_row() + row, matrix_column() + 16 * n + column);
-      });
-  }
   __device__ void load_matrix(bool is_stored) {
     if (is_stored)
       for_matrix([&, from = StoredMatrix<T, kDim>(p_.s, p_.row(run_.state, head_))](
@@ -133,9 +88,9 @@ class ForwardBlock {
       });
     show_matrix();
   }
-  __device__ void show_matrix() {
-    for_matrix([&](float* x, int row, int column) {
-      store_pack(m_.s + row * kSlice + column,
+  __device__ void copy_matrix(T* to) {
+    for_matrix([&](const float* x, int row, int column) {
+      store_pack(to + row * kDim + column_ + column,
                  Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
     });
   }
@@ -144,123 +99,22 @@ class ForwardBlock {
                    float* x, int row, int column) { to.store(row, column_ + column, x); });
   }
 
-  // The helpers' part of a chunk. begin_load() starts the copies of keys and queries, and returns
-  // the thread's gate: g of a row, or beta.
-  __device__ float begin_load(int chunk, int stage) {
-    constexpr int kPack = kPackSize<T>, kPacks = kDim / kPack;
-    const Rows rows(run_, chunk);
-    const int thread = static_cast<int>(threadIdx.x) - 32 * kSolverWarps;
-    for (int i = thread; i < kChunk * kPacks; i += kHelpers) {
-      const int row = i / kPacks, at = i % kPacks * kPack;
-      const bool has_key = row < rows.count, has_query = has_key && row >= rows.given;
-      copy_async(shared_address(m_.k[stage] + row * kRow + at),
-                 has_key ? key_row(rows, row) + at : nullptr, has_key ? 16 : 0);
-      copy_async(shared_address(m_.q[stage] + row * kRow + at),
-                 has_query ? p_.q + p_.key_row(token(rows.base + row), head_) * kDim + at : nullptr,
-                 has_query ? 16 : 0);
-    }
-    copy_async_commit();
-    const int row = thread % kChunk;
-    const bool is_beta = thread >= kChunk;
-    if (row >= rows.count) return 0;
-    if (is_cached() && row < rows.given)
-      return is_beta ? 0 : p_.state_decay[p_.state_row(run_.state, row, head_)];
-    const int64_t at = p_.row(token(rows.base + row), head_);
-    return is_beta ? p_.beta[at] : base2_gate(p_.g[at]);
-  }
-  // Once no thread reads the values of the chunk before.
-  __device__ void prepare(int chunk, int stage, float gate) {
+  __device__ void load_given(const ChunkRows& rows, int stage) {
     constexpr int kPack = kPackSize<T>, kPacks = kCols / kPack;
-    const Rows rows(run_, chunk);
-    const int thread = static_cast<int>(threadIdx.x) - 32 * kSolverWarps;
-    for (int i = thread; i < kChunk * kPacks; i += kHelpers) {
+    for (int i = static_cast<int>(threadIdx.x); i < rows.given * kPacks; i += kChunkThreads) {
       const int row = i / kPacks, at = i % kPacks * kPack;
-      const bool live = row >= rows.given && row < rows.count;
-      copy_async(
-          shared_address(m_.v + row * kSlice + at),
-          live ? p_.v + p_.row(token(rows.base + row), head_) * kDim + column_ + at : nullptr,
-          live ? 16 : 0);
-    }
-    copy_async_commit();
-    auto& gates = m_.gates[stage];
-    (thread < kChunk ? gates.decay : gates.beta)[thread % kChunk] = gate;
-    copy_async_wait<1>();
-    warps_barrier(kHelperBarrier, kHelpers);
-    if (thread < 32) sum_gates(gates, is_cached() ? rows.given : 0);
-    warps_barrier(kHelperBarrier, kHelpers);
-    if (rows.given < rows.count) multiply_rows(rows, stage);
-    copy_async_wait<0>();
-  }
-  // G, of which `known` are given, and its powers.
-  __device__ static void sum_gates(typename Memory::Gates& gates, int known) {
-    if (lane() == 0) {
-      float sum = 0;
-#pragma unroll 16
-      for (int t = 0; t < kChunk; ++t) {
-        const float x = gates.decay[t];
-        sum = t < known ? x : __fadd_rn(sum, x);
-        gates.decay[t] = sum;
-      }
-    }
-    __syncwarp();
-    for (int t = lane(); t < kChunk; t += 32) {
-      gates.gamma[t] = fast_exp2(gates.decay[t]);
-      gates.to_end[t] = fast_exp2(gates.decay[kChunk - 1] - gates.decay[t]);
-    }
-  }
-  // Products of keys, and of queries and keys, in tiles up to the diagonal.
-  __device__ void multiply_rows(const Rows& rows, int stage) {
-    const auto& decay = m_.gates[stage].decay;
-    for (int tile = warp() - kSolverWarps; tile < 10; tile += kHelperWarps) {
-      const int t0 = tile < 1   ? 0
-                     : tile < 3 ? 16
-                     : tile < 6 ? 32
-                                : 48,
-                i0 = 16 * tile - t0 / 16 * (t0 / 16 + 1) / 2 * 16;
-      if (t0 >= rows.count || t0 + 16 <= rows.given) continue;
-      Accumulator keys, queries;
-#pragma unroll 4
-      for (int d = 0; d < kDim; d += 16) {
-        const Operand<T> b = load_b(m_.k[stage] + i0 * kRow + d, kRow);
-        multiply(keys, load_a(m_.k[stage] + t0 * kRow + d, kRow), b);
-        multiply(queries, load_a(m_.q[stage] + t0 * kRow + d, kRow), b);
-      }
-      keys.for_pairs([&](const float* x, int row, int column) {
-        const int t = t0 + row, i = i0 + column;
+      const auto u = load_pack<kPack>(u_row(rows, row, is_cached()) + column_ + at);
+      Pack<T, kPack> scaled;
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          m_.w[stage][(i + e) * Memory::kWeights + t] =
-              i + e < t ? -decayed(x[e], decay[t], decay[i + e]) : 0.0f;
-      });
-      queries.for_pairs([&](const float* x, int row, int column) {
-        const int t = t0 + row, i = i0 + column;
-        float y[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          y[e] = i + e <= t ? decayed(x[e], decay[t], decay[i + e]) : 0.0f;
-        store_pair(m_.weights[stage] + t * kSquare + i, y[0], y[1]);
-      });
+      for (int n = 0; n < kPack; ++n) scaled.v[n] = scaled_u(m_.gates[stage].to_end[row], u.v[n]);
+      store_pack(m_.u + row * kSlice + at, u);
+      store_pack(m_.scaled + row * kSlice + at, scaled);
     }
   }
 
-  __device__ void load_given(const Rows& rows, int stage) {
-    for (int i = static_cast<int>(threadIdx.x); i < rows.given * kCols; i += kForwardThreads) {
-      const int row = i / kCols, column = i % kCols;
-      const T u = u_row(rows, row, is_cached())[column_ + column];
-      m_.u[row * kSlice + column] = u;
-      m_.scaled[row * kSlice + column] = scaled_u(m_.gates[stage].to_end[row], u);
-    }
-  }
-
-  // The rows and columns of a chunk that a warp reads and writes.
-  __device__ static int read_row() {
-    return warp() / 2 * 16;
-  }
-  __device__ static int read_column() {
-    return warp() % 2 * (kCols / 2);
-  }
   // S^T k becomes part of the residuals; S^T q is returned.
-  __device__ void read_matrix(const Rows& rows, int stage, Accumulator (&queried)[kReadTiles]) {
+  __device__ void read_matrix(const ChunkRows& rows, int stage,
+                              Accumulator (&queried)[kReadTiles]) {
     const int row0 = read_row(), column0 = read_column();
     if (row0 >= rows.count) return;
     Accumulator read[kReadTiles];
@@ -285,22 +139,21 @@ class ForwardBlock {
         const float gamma = m_.gates[stage].gamma[row];
         float v[2];
         load_pair(m_.v + row * kSlice + column, v);
-        store_pair(m_.residual + row * Memory::kResiduals + column,
-                   begin_residual(gamma, x[0], v[0]), begin_residual(gamma, x[1], v[1]));
+        store_pair(m_.residual + row * kResiduals + column, begin_residual(gamma, x[0], v[0]),
+                   begin_residual(gamma, x[1], v[1]));
       });
   }
 
   // A lane has a column. The warps of 32 columns have blocks of 16 rows in turn: each applies the
   // rows of earlier blocks as they come, and then solves its own.
-  __device__ void solve(const Rows& rows, int stage, bool is_last) {
-    constexpr int kBlock = 16, kWarps = kSolverWarps / (kCols / 32);  // of 32 columns
+  __device__ void solve(const ChunkRows& rows, int stage, bool is_last) {
     const int group = warp() / kWarps, column = 32 * group + lane();
     const float* const w = m_.w[stage];
     float r[kBlock];
     int mine = warp() % kWarps * kBlock, applied = 0;  // rows
     const auto load = [&] {
 #pragma unroll
-      for (int j = 0; j < kBlock; ++j) r[j] = m_.residual[(mine + j) * Memory::kResiduals + column];
+      for (int j = 0; j < kBlock; ++j) r[j] = m_.residual[(mine + j) * kResiduals + column];
     };
     load();
     for (int solved = 0; solved < rows.count; solved += kBlock) {
@@ -308,7 +161,7 @@ class ForwardBlock {
 #pragma unroll 4
         for (; applied < solved; ++applied) {
           const float u = to_float(m_.u[applied * kSlice + column]);
-          subtract(r, w + applied * Memory::kWeights + mine, u, 0);
+          subtract(r, w + applied * kWeights + mine, u, 0, kBlock);
         }
       }
       if (mine == solved) {
@@ -320,29 +173,16 @@ class ForwardBlock {
       warps_barrier(kSolverBarrier + group, 32 * kWarps);
     }
   }
-  // Subtracts the terms of u, a row whose weights for the rows of r are at w, from row `begin` on.
-  template <int kN>
-  __device__ static __forceinline__ void subtract(float (&r)[kN], const float* w, float u,
-                                                  int begin) {
-#pragma unroll
-    for (int j = 0; j < kN; j += 4) {
-      if (j + 4 <= begin) continue;
-      const auto pack = load_pack<4>(w + j);
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (j + e >= begin) r[j + e] = __fmaf_rn(pack.v[e], u, r[j + e]);
-    }
-  }
-  __device__ __forceinline__ void solve_block(const Rows& rows, int stage, bool is_last, int row0,
-                                              int column, float (&r)[16]) {
+  __device__ __forceinline__ void solve_block(const ChunkRows& rows, int stage, bool is_last,
+                                              int row0, int column, float (&r)[kBlock]) {
     const auto& gates = m_.gates[stage];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kBlock; ++j) {
       const int t = row0 + j;
       T& shown = m_.u[t * kSlice + column];
       const bool is_given = t < rows.given;
       const T u = is_given ? shown : finish_u<T>(gates.beta[t], r[j]);
-      subtract(r, m_.w[stage] + t * Memory::kWeights + row0, to_float(u), j + 1);
+      subtract(r, m_.w[stage] + t * kWeights + row0, to_float(u), j + 1, kBlock);
       if (is_given) continue;
       shown = u;
       m_.scaled[t * kSlice + column] = scaled_u(gates.to_end[t], u);
@@ -351,7 +191,7 @@ class ForwardBlock {
     }
   }
 
-  __device__ void write_outputs(const Rows& rows, int stage, Accumulator (&out)[kReadTiles]) {
+  __device__ void write_outputs(const ChunkRows& rows, int stage, Accumulator (&out)[kReadTiles]) {
     const int row0 = read_row(), column0 = read_column();
     if (row0 >= rows.count || row0 + 16 <= rows.given) return;
 #pragma unroll
@@ -398,18 +238,12 @@ class ForwardBlock {
       }
     show_matrix();
   }
-
-  const DeltaProblem<T>& p_;
-  Memory& m_;
-  const DeltaRun run_;
-  const int head_, column_;
-  Accumulator matrix_[kMatrixTiles];
 };
 
 // Of the sequences of a batch, those without a prefix come in one call, and then those
 // with one, which read its u.
 template <class T, int kDim, int kCols, int kStages>
-__global__ void __launch_bounds__(kForwardThreads, 1)
+__global__ void __launch_bounds__(kChunkThreads, 1)
     gated_delta_kernel(const __grid_constant__ DeltaProblem<T> problem,
                        const PackedSequences sequences, bool continues) {
   extern __shared__ __align__(16) char shared[];
@@ -420,10 +254,30 @@ __global__ void __launch_bounds__(kForwardThreads, 1)
             s = static_cast<int>(blockIdx.x) / kSlices / problem.heads;
   const PackedSequence sequence = sequences[s];
   if (sequence.length <= 0 || continues != (sequence.prefix > 0)) return;
-  const DeltaRun run{sequence.begin, sequence.prefix_begin, sequence.prefix, sequence.keys(), -1};
-  ForwardBlock<T, kDim, kCols, kStages>(problem, *reinterpret_cast<Memory*>(shared), run, head,
-                                        slice)
+  ForwardBlock<T, kDim, kCols, kStages>(problem, *reinterpret_cast<Memory*>(shared),
+                                        DeltaRun::of(sequence), head, slice)
       .advance();
+}
+
+template <class T, int kDim, int kCols, int kStages>
+__global__ void __launch_bounds__(kChunkThreads, 1)
+    delta_states_kernel(const __grid_constant__ DeltaProblem<T> problem,
+                        const PackedSequences sequences, const ChunkMatrices<T, kDim> states) {
+  extern __shared__ __align__(16) char shared[];
+  using Memory = ForwardMemory<T, kDim, kCols, kStages>;
+  constexpr int kSlices = kDim / kCols;
+  const int item = static_cast<int>(blockIdx.x), s = item / kSlices / states.heads,
+            head = states.first_head + item / kSlices % states.heads;
+  const PackedSequence sequence = sequences[s];
+  if (sequence.length <= 0) return;
+  DeltaRun run = DeltaRun::of(sequence);
+  run.position = run.end;
+  ForwardBlock<T, kDim, kCols, kStages>(problem, *reinterpret_cast<Memory*>(shared), run, head,
+                                        item % kSlices)
+      .advance([&](int chunk) {
+        const bool is_own = chunk >= sequence.prefix / kChunk;
+        return is_own ? states.at(sequence, s, chunk, head) : nullptr;
+      });
 }
 
 // The pieces of a call.
@@ -463,6 +317,7 @@ struct PieceProblem {
               position = pieces.positions[first];
     return {.begin = first,
             .prefix_begin = 0,
+            .prefix = position,
             .position = position,
             .end = position + pieces.last[state] - first + 1,
             .state = state};
@@ -470,7 +325,7 @@ struct PieceProblem {
 };
 
 template <class T, int kDim, int kCols, int kStages>
-__global__ void __launch_bounds__(kForwardThreads, 1)
+__global__ void __launch_bounds__(kChunkThreads, 1)
     gated_delta_pieces_kernel(const __grid_constant__ PieceProblem<T> call) {
   extern __shared__ __align__(16) char shared[];
   using Memory = ForwardMemory<T, kDim, kCols, kStages>;
@@ -493,7 +348,7 @@ __global__ void __launch_bounds__(128)
   const DeltaRun run = call.run(static_cast<int>(blockIdx.x));
   const int key_head = static_cast<int>(blockIdx.y), group = p.heads / p.key_heads,
             base = (run.end - 1) / kChunk * kChunk, first = max(run.position, base);
-  const auto token = [&](int position) { return int64_t{run.begin} + position - run.position; };
+  const auto token = [&](int position) { return int64_t{run.token(position)}; };
   for (int i = static_cast<int>(threadIdx.x); i < (run.end - first) * kDim; i += 128) {
     const int position = first + i / kDim, d = i % kDim;
     p.state_k[p.state_key_row(run.state, position - base, key_head) * kDim + d] =
@@ -507,24 +362,6 @@ __global__ void __launch_bounds__(128)
       p.state_decay[p.state_row(run.state, position - base, head)] = decay;
     }
   }
-}
-
-template <class T, class Args>
-DeltaProblem<T> delta_problem(const Args& args, double scale) {
-  return {.o = pointer<T>(args.o),
-          .u = nullptr,
-          .q = pointer<T>(args.q),
-          .k = pointer<T>(args.k),
-          .v = pointer<T>(args.v),
-          .g = pointer<float>(args.g),
-          .beta = pointer<float>(args.beta),
-          .heads = static_cast<int>(args.v.dim(1)),
-          .key_heads = static_cast<int>(args.k.dim(1)),
-          .scale = static_cast<float>(delta_scale({.scale = scale}, args.v.dim(2))),
-          .s = nullptr,
-          .state_k = nullptr,
-          .state_u = nullptr,
-          .state_decay = nullptr};
 }
 
 // Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences.
@@ -572,6 +409,11 @@ class DecodeBlock {
         had_matrix_(position > kChunk) {}
 
   __device__ void advance() {
+    advance([](int) { return static_cast<T*>(nullptr); });
+  }
+  // copy_of(chunk): where the matrix at the start of a later chunk is copied to, or null.
+  template <class F>
+  __device__ void advance(F&& copy_of) {
     const int group = p_.heads / p_.key_heads, open = folds_ ? kChunk : row_;
     load_rows(m_.rows, 2, [&](int i) { return (i == 0 ? p_.k : p_.q) + key_offset(); });
     copy_async_commit();
@@ -790,7 +632,7 @@ void run_pieces(const GatedDeltaCached& args, const DeltaProblem<T>& problem) {
                           8 * int64_t{::cohort::cuda::gpu_properties(device).multiprocessors});
     launch("gated_delta_pieces", gated_delta_pieces_kernel<T, kDim, kCols, kStages>,
            {.grid = blocks_for(blocks, 1),
-            .block = kForwardThreads,
+            .block = kChunkThreads,
             .shared_bytes = sizeof(ForwardMemory<T, kDim, kCols, kStages>)},
            device, call);
   });
@@ -801,13 +643,33 @@ void run_pieces(const GatedDeltaCached& args, const DeltaProblem<T>& problem) {
 
 }  // namespace
 
+template <class T, int kDim>
+void delta_states(const DeltaProblem<T>& problem, const PackedSequences& sequences,
+                  const ChunkMatrices<T, kDim>& states, Device device) {
+  const int64_t chains = int64_t{sequences.count} * states.heads;
+  with_slices<T, kDim>(chains, device, [&]<int kCols, int kStages>() {
+    launch("delta_states", delta_states_kernel<T, kDim, kCols, kStages>,
+           {.grid = blocks_for(chains * (kDim / kCols), 1),
+            .block = kChunkThreads,
+            .shared_bytes = sizeof(ForwardMemory<T, kDim, kCols, kStages>)},
+           device, problem, sequences, states);
+  });
+}
+template void delta_states(const DeltaProblem<float>&, const PackedSequences&,
+                           const ChunkMatrices<float, 64>&, Device);
+template void delta_states(const DeltaProblem<float>&, const PackedSequences&,
+                           const ChunkMatrices<float, 128>&, Device);
+template void delta_states(const DeltaProblem<bf16>&, const PackedSequences&,
+                           const ChunkMatrices<bf16, 64>&, Device);
+template void delta_states(const DeltaProblem<bf16>&, const PackedSequences&,
+                           const ChunkMatrices<bf16, 128>&, Device);
+
 void gated_delta(const GatedDelta& args) {
   const Device device = args.v.device();
-  AttentionDesc desc;
-  desc.prefixes = args.desc.prefixes;
-  const PackedSequences sequences(args.cu_seqlens, desc);
+  const PackedSequences sequences = delta_sequences(args);
   dispatch_delta(args.v, "gated_delta", [&]<class T, int kDim>() {
     DeltaProblem<T> problem = delta_problem<T>(args, args.desc.scale);
+    problem.o = pointer<T>(args.o);
     problem.u = pointer<T>(args.u);
     const int64_t chains = int64_t{sequences.count} * problem.heads;
     with_slices<T, kDim>(chains, device, [&]<int kCols, int kStages>() {
@@ -815,7 +677,7 @@ void gated_delta(const GatedDelta& args) {
         if (!continues || sequences.prefixes != nullptr)
           launch("gated_delta", gated_delta_kernel<T, kDim, kCols, kStages>,
                  {.grid = blocks_for(chains * (kDim / kCols), 1),
-                  .block = kForwardThreads,
+                  .block = kChunkThreads,
                   .shared_bytes = sizeof(ForwardMemory<T, kDim, kCols, kStages>)},
                  device, problem, sequences, continues);
     });
@@ -825,6 +687,7 @@ void gated_delta(const GatedDelta& args) {
 void gated_delta_cached(const GatedDeltaCached& args) {
   dispatch_delta(args.v, "gated_delta_cached", [&]<class T, int kDim>() {
     DeltaProblem<T> problem = delta_problem<T>(args, args.scale);
+    problem.o = pointer<T>(args.o);
     problem.s = pointer<void>(args.state.s);
     problem.state_k = pointer<T>(args.state.k);
     problem.state_u = pointer<T>(args.state.u);

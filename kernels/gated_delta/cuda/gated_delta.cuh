@@ -236,6 +236,106 @@ struct DeltaProblem {
   }
 };
 
+// Positions [position, end) of a sequence are computed; those before have been, and are in packed
+// tensors or in a state.
+struct DeltaRun {
+  int begin, prefix_begin, prefix;  // tokens of the positions from `prefix` on, and of those before
+  int position, end;
+  int state;  // -1: packed
+
+  __device__ static DeltaRun of(const PackedSequence& s) {
+    return {s.begin, s.prefix_begin, s.prefix, s.prefix, s.keys(), -1};
+  }
+  __device__ int token(int at) const {
+    return at < prefix ? prefix_begin + at : begin + at - prefix;
+  }
+};
+// Rows of a chunk, of which the first `given` have been computed before.
+struct ChunkRows {
+  int base, count, given;
+
+  __device__ ChunkRows(const DeltaRun& run, int chunk)
+      : base(chunk * kChunk),
+        count(min(kChunk, run.end - base)),
+        given(min(max(run.position - base, 0), kChunk)) {}
+};
+
+// G, 2^G, 2^(G_63 - G) and beta of the rows of a chunk.
+struct ChunkGates {
+  float decay[kChunk], gamma[kChunk], to_end[kChunk], beta[kChunk];
+};
+// `decay` has the terms of G, but for `known` rows, which have G. A warp calls it.
+__device__ inline void sum_gates(ChunkGates& gates, int known) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (lane == 0) {
+    float sum = 0;
+#pragma unroll 16
+    for (int t = 0; t < kChunk; ++t) {
+      const float x = gates.decay[t];
+      sum = t < known ? x : __fadd_rn(sum, x);
+      gates.decay[t] = sum;
+    }
+  }
+  __syncwarp();
+  for (int t = lane; t < kChunk; t += 32) {
+    gates.gamma[t] = fast_exp2(gates.decay[t]);
+    gates.to_end[t] = fast_exp2(gates.decay[kChunk - 1] - gates.decay[t]);
+  }
+}
+
+// Tile number `tile` of the ten of 16 x 16 elements with t >= i: its first row and column.
+struct ChunkTile {
+  int t, i;
+
+  __device__ explicit ChunkTile(int tile) {
+    const int row = tile < 1 ? 0 : tile < 3 ? 1 : tile < 6 ? 2 : 3;
+    t = 16 * row;
+    i = 16 * (tile - row * (row + 1) / 2);
+  }
+};
+
+// Matrices of chunks of packed sequences, for some heads: [slots, heads, D, D]. The chunks of
+// sequence s with tokens of its own have slots from begin / 64 + 2 s on.
+template <class T, int kDim>
+struct ChunkMatrices {
+  T* data;
+  int first_head, heads;
+
+  static int64_t slots(int64_t tokens, int64_t sequences) {
+    return tokens / kChunk + 2 * sequences;
+  }
+  __device__ T* at(const PackedSequence& sequence, int index, int chunk, int head) const {
+    const int slot = sequence.begin / kChunk + 2 * index + chunk - sequence.prefix / kChunk;
+    return data + (int64_t{slot} * heads + head - first_head) * kDim * kDim;
+  }
+};
+// Fills `states` with the matrices at the starts of chunks but the first one of a sequence, as
+// operands, from k, u and g.
+template <class T, int kDim>
+void delta_states(const DeltaProblem<T>& problem, const PackedSequences& sequences,
+                  const ChunkMatrices<T, kDim>& states, Device device);
+
+// The tensors of a call that a problem has.
+template <class T, class Args>
+DeltaProblem<T> delta_problem(const Args& args, double scale) {
+  DeltaProblem<T> p{};
+  p.q = pointer<T>(args.q);
+  p.k = pointer<T>(args.k);
+  p.v = pointer<T>(args.v);
+  p.g = pointer<float>(args.g);
+  p.beta = pointer<float>(args.beta);
+  p.heads = static_cast<int>(args.v.dim(1));
+  p.key_heads = static_cast<int>(args.k.dim(1));
+  p.scale = static_cast<float>(delta_scale({.scale = scale}, args.v.dim(2)));
+  return p;
+}
+template <class Args>
+PackedSequences delta_sequences(const Args& args) {
+  AttentionDesc desc;
+  desc.prefixes = args.desc.prefixes;
+  return {args.cu_seqlens, desc};
+}
+
 // Calls fn.operator()<T, kDim>().
 template <class F>
 void dispatch_delta(const Tensor& v, const char* op, F&& fn) {
