@@ -21,6 +21,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention/attention.h"
 #include "kernels/embedding.h"
+#include "kernels/gated_delta/gated_delta.h"
 #include "kernels/lora.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
@@ -302,6 +303,53 @@ void add_decode(Rows& rows) {
   if (g_setup.dtype == DType::kBF16) add_decode_from(rows, DType::kE4M3);
 }
 
+// The gated delta rule, of packed sequences and of one token of each of many.
+void add_gated_delta(Rows& rows) {
+  std::vector<std::array<int64_t, 5>> sizes = {{4, 256, 2, 4, 32}};
+  if (g_setup.device.is_cuda())
+    sizes = {{1, 8192, 16, 32, 128}, {8, 1024, 16, 32, 128}, {1, 8192, 16, 16, 128},
+             {1, 10240, 4, 8, 128},  {5, 2048, 2, 4, 128},   {256, 1, 2, 4, 128},
+             {256, 1, 16, 32, 128},  {512, 1, 16, 16, 128}};
+  for (const auto& [sequences, length, key_heads, heads, dim] : sizes) {
+    const std::string shape =
+        str(sequences, " x ", length, " tokens, ", heads, "/", key_heads, " heads of ", dim);
+    const int64_t tokens = sequences * length;
+    const Shape keys{tokens, key_heads, dim}, values{tokens, heads, dim}, gates{tokens, heads};
+    Tensor q = random(keys, -0.1f, 0.1f), k = random(keys, -0.1f, 0.1f), v = random(values),
+           g = random_accumulator(gates, -1, 0), beta = random_accumulator(gates, 0, 1),
+           o = random(values), u = random(values);
+    const auto bytes = static_cast<double>(2 * q.nbytes() + 3 * v.nbytes());
+    const Tensor starts = counting<int32_t>(sequences + 1, length, tokens + 1),
+                 numbers = counting<int32_t>(sequences, 1, sequences),
+                 positions = Tensor::full({sequences}, 100, DType::kI32, g_setup.device);
+    if (length == 1) {
+      const DType statistic = accumulate_dtype(g_setup.dtype);
+      DeltaState state{Tensor::zeros({sequences, heads, dim, dim}, statistic, g_setup.device),
+                       random({sequences, kDeltaChunk, key_heads, dim}, -0.1f, 0.1f),
+                       random({sequences, kDeltaChunk, heads, dim}),
+                       random_accumulator({sequences, kDeltaChunk, heads}, -1, 0)};
+      // Half of the matrix in bf16, and the rows before.
+      const double state_bytes = static_cast<double>(state.s.nbytes()) / 2 +
+                                 static_cast<double>(state.k.nbytes() + state.u.nbytes()) * 36 / 64;
+      const auto replay = std::make_shared<GraphRunner>(g_setup.device, [=]() mutable {
+        gated_delta_cached({o, state, q, k, v, g, beta, numbers, positions, 0, true});
+      });
+      rows.push_back(
+          {"gated_delta_decode", shape, {.bytes = state_bytes}, [replay] { replay->run(); }});
+      continue;
+    }
+    rows.push_back({"gated_delta", shape, {.bytes = bytes}, [=]() mutable {
+                      gated_delta({o, u, q, k, v, g, beta, starts});
+                    }});
+    Tensor dq = random(keys), dk = random(keys), dv = random(values),
+           dg = random_accumulator(gates), dbeta = random_accumulator(gates);
+    rows.push_back(
+        {"gated_delta_backward", shape, {.bytes = 2 * bytes}, [=]() mutable {
+           gated_delta_backward({{dq}, {dk}, {dv}, {dg}, {dbeta}, o, q, k, v, g, beta, u, starts});
+         }});
+  }
+}
+
 void add_head(Rows& rows) {
   const int64_t kRows = g_setup.device.is_cuda() ? 8192 : 1024;
   const std::string shape =
@@ -571,8 +619,8 @@ int run(int argc, char** argv) {
   }
 
   Rows rows;
-  for (const auto add :
-       {add_matmul, add_lora, add_attention, add_decode, add_head, add_row_ops, add_training})
+  for (const auto add : {add_matmul, add_lora, add_attention, add_decode, add_gated_delta, add_head,
+                         add_row_ops, add_training})
     add(rows);
   std::erase_if(rows, [&](const Row& row) { return row.name.find(filter) == row.name.npos; });
   if (rows.empty()) throw InputError(str("--filter: no op name contains '", filter, "'"));

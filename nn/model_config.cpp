@@ -11,6 +11,7 @@
 #include "core/with_cuda.h"
 #include "data/data_check.h"
 #include "kernels/attention/attention.h"
+#include "kernels/gated_delta/gated_delta.h"
 #include "nn/families/family.h"
 
 namespace cohort {
@@ -217,8 +218,9 @@ void ModelConfig::check_device(Device device, DType dtype) const {
         "model.delta: there are no adapters (lora.rank) yet, no base in fewer bits "
         "(precision.base) and no rounded keys (precision.cache, precision.attention); hint: leave "
         "them out");
-  if (device.is_cuda() && has_delta())
-    throw InputError("model.delta: there are no GPU kernels yet; hint: device: cpu");
+  if (device.is_cuda() && has_delta() && !kernels::is_gpu_delta_dim(delta.key_dim))
+    throw InputError(str("model.delta.key_dim: expected 64 or 128 on a GPU, got ", delta.key_dim,
+                         "; hint: these, or device: cpu"));
   if (device.is_cuda() && head_dim > kernels::kMaxCudaHeadDim)
     throw InputError(str("model.head_dim: expected at most ", kernels::kMaxCudaHeadDim,
                          " on a GPU, got ", head_dim, "; hint: more heads, or device: cpu"));

@@ -1,7 +1,7 @@
-// Gradients of the gated delta rule on CUDA, by the formulas of cpu/backward.cpp in three steps: the
+// Gradients of the gated delta rule on CUDA, by formulas of cpu/backward.cpp in three steps: the
 // matrices of all chunks, from u as stored; dU, dR and dS of the chunks of a sequence from the last
-// one on, where a block has a slice of columns; the rows' gradients, where a block has a chunk and a
-// head of keys. A block of the second step walks the sequences that continue a prefix and then the
+// on, where a block has a slice of columns; the rows' gradients, where a block has a chunk and a
+// head of keys. In the second step a block walks the sequences that continue a prefix and then the
 // prefix itself; in the third the prefixes come last. Sums over chunks and sequences are in a fixed
 // order.
 #include <algorithm>
@@ -270,13 +270,14 @@ __global__ void __launch_bounds__(kChunkThreads, 1)
 }
 
 // The rows' gradients. Rows of dout, dr and u, and later those of k and q in place of the first
-// two; a slab of rows of the matrix or of its gradient, twice.
+// two; slabs of rows of the matrix or of its gradient.
 constexpr int kSlab = 32;
 template <class T, int kDim>
 struct alignas(16) RowMemory {
   static constexpr int kRow = kDim + kPadding<T>, kSquare = kChunk + kPadding<T>;
   T first[kChunk * kRow], second[kChunk * kRow], u[kChunk * kRow];
-  T slabs[2][kSlab * kRow];
+  static constexpr int kSlabs = sizeof(T) == 2 ? 2 : 1;
+  T slabs[kSlabs][kSlab * kRow];
   T x[kChunk * kSquare], y[kChunk * kSquare];
   ChunkGates gates;
   float diagonal[kChunk];                   // dR_t u_t
@@ -344,7 +345,8 @@ class RowBlock {
     const ChunkMatrices<T, kDim>& matrices = slab < kTiles ? p_.states : p_.gradients;
     const T* const from =
         matrices.at(sequence_, index_, chunk_, head_) + slab % kTiles * kSlab * kDim;
-    load_rows(m_.slabs[slab % 2], kSlab, 0, kSlab, [&](int i) { return from + i * kDim; });
+    load_rows(m_.slabs[slab % Memory::kSlabs], kSlab, 0, kSlab,
+              [&](int i) { return from + i * kDim; });
     copy_async_commit();
   }
   __device__ void load_gates() {
@@ -378,10 +380,10 @@ class RowBlock {
         copy_async_wait<0>();
         __syncthreads();
       }
-      if (slab + 1 < end) load_slab(slab + 1);
-      const T* const matrix = m_.slabs[slab % 2] + column0(0) * kRow;
+      if (Memory::kSlabs > 1 && slab + 1 < end) load_slab(slab + 1);
+      const T* const matrix = m_.slabs[slab % Memory::kSlabs] + column0(0) * kRow;
       const int n = slab % kTiles;
-#pragma unroll 4
+#pragma unroll(sizeof(T) == 2 ? 4 : 1)
       for (int d = 0; d < kDim; d += 16) {
         const Operand<T> b = load_b(matrix + d, kRow);
         if (slab < kTiles) {
@@ -390,6 +392,10 @@ class RowBlock {
         } else {
           multiply(earlier[n], load_a(m_.u + row0() * kRow + d, kRow), b);
         }
+      }
+      if (Memory::kSlabs == 1 && slab + 1 < end) {
+        __syncthreads();
+        load_slab(slab + 1);
       }
     }
     __syncthreads();
@@ -678,6 +684,7 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
                                      .fork_decay = forks > 0 ? pointer<float>(decay) : nullptr};
     problem.in.u = const_cast<T*>(pointer<T>(args.u));
     problem.in.v = problem.dout;
+    check_delta_aligned(problem.in.u, problem.dout, problem.dr);
     for (int64_t first = 0; first < key_heads; first += at_once) {
       const int64_t key_count = std::min(at_once, key_heads - first);
       auto* const space = static_cast<T*>(matrices.raw());

@@ -120,17 +120,19 @@ class ChunkBlock {
     (thread < kChunk ? gates.decay : gates.beta)[thread % kChunk] = gate;
     copy_async_wait<1>();
     warps_barrier(kHelperBarrier, kHelpers);
-    if (thread < 32) sum_gates(gates, is_cached() ? rows.given : 0);
-    warps_barrier(kHelperBarrier, kHelpers);
-    if (rows.given < rows.count) multiply_rows(rows, stage);
+    // The warp with the fewest products.
+    if (warp() + 1 == kSolverWarps + kHelperWarps) sum_gates(gates, is_cached() ? rows.given : 0);
+    multiply_rows(rows, stage);
     copy_async_wait<0>();
   }
-  // Products of keys, and of queries and keys, in tiles up to the diagonal.
+  // Products of keys, and of queries and keys, in tiles up to the diagonal. A warp waits once for
+  // G.
   __device__ void multiply_rows(const ChunkRows& rows, int stage) {
     const auto& decay = m_.gates[stage].decay;
+    bool has_gates = false;
     for (int tile = warp() - kSolverWarps; tile < 10; tile += kHelperWarps) {
       const auto [t0, i0] = ChunkTile(tile);
-      if (t0 >= rows.count || t0 + 16 <= rows.given) continue;
+      if (t0 >= rows.count || min(t0 + 16, rows.count) <= rows.given) continue;
       Accumulator keys, queries;
 #pragma unroll 4
       for (int d = 0; d < kDim; d += 16) {
@@ -138,6 +140,8 @@ class ChunkBlock {
         multiply(keys, load_a(m_.k[stage] + t0 * kRow + d, kRow), b);
         multiply(queries, load_a(m_.q[stage] + t0 * kRow + d, kRow), b);
       }
+      if (!has_gates) warps_barrier(kHelperBarrier, kHelpers);
+      has_gates = true;
       keys.for_pairs([&](const float* x, int row, int column) {
         const int t = t0 + row, i = i0 + column;
 #pragma unroll
@@ -154,6 +158,7 @@ class ChunkBlock {
         store_pair(m_.weights[stage] + t * kSquare + i, y[0], y[1]);
       });
     }
+    if (!has_gates) warps_barrier(kHelperBarrier, kHelpers);
   }
   // Subtracts the terms of a row x, whose weights for the rows of r are at w: of rows [begin, end).
   __device__ static __forceinline__ void subtract(float (&r)[kBlock], const float* w, float x,

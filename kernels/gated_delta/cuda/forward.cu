@@ -364,14 +364,15 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences.
-template <class T, int kDim, class F>
+// Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences; 0: not known.
+template <class T, int kDim, bool kKnown, class F>
 void with_slices(int64_t chains, Device device, F&& fn) {
   const GpuProperties& gpu = ::cohort::cuda::gpu_properties(device);
   if constexpr (std::is_same_v<T, bf16>) {
     if (fits({.shared_memory = sizeof(ForwardMemory<T, kDim, 64, 2>)}, gpu)) {
-      if (chains * (kDim / 64) >= 3 * int64_t{gpu.multiprocessors})
-        return fn.template operator()<64, 2>();
+      if constexpr (kKnown)
+        if (chains * (kDim / 64) >= 3 * int64_t{gpu.multiprocessors})
+          return fn.template operator()<64, 2>();
       return fn.template operator()<32, 2>();
     }
   }
@@ -384,12 +385,13 @@ constexpr int kDecodeThreads = 128;
 template <class T, int kDim>
 struct alignas(16) DecodeMemory {
   static constexpr int kRow = kDim + kPadding<T>, kSquare = kChunk + kPadding<T>;
+  // Operands A of 16 rows, of which only the first ones count: the key and the query of the token,
+  // and the factors of u_i in o. What is behind them stands for the others.
+  T rows[2 * kRow], weights[kSquare];
   T k[kChunk * kRow], s[kDim * kRow], u[kChunk * kRow];
-  T rows[16 * kRow];                    // the key and the query of the token, and zeros
-  T weights[16 * kSquare];              // the factors of u_i in o, and zeros
   float keys[kChunk], queries[kChunk];  // products of the token's key and query with keys
-  float decay[kChunk];
-  float read[kDim], queried[kDim];  // S^T k and S^T q
+  float w[kChunk], decay[kChunk];       // w: -w_ti
+  float read[kDim], queried[kDim];      // S^T k and S^T q
 };
 
 template <class T, int kDim>
@@ -417,8 +419,7 @@ class DecodeBlock {
     const int group = p_.heads / p_.key_heads, open = folds_ ? kChunk : row_;
     load_rows(m_.rows, 2, [&](int i) { return (i == 0 ? p_.k : p_.q) + key_offset(); });
     copy_async_commit();
-    clear(m_.rows + 2 * kRow, 14 * kRow);
-    clear(m_.weights, 16 * kSquare);
+    clear(m_.weights, kSquare);
     if (!folds_) begin_rows();
     for (int h = 0; h < group; ++h) {
       const int head = key_head_ * group + h;
@@ -445,10 +446,13 @@ class DecodeBlock {
       if (h == 0) multiply_rows();
       if (folds_ || had_matrix_) read_matrix();
       __syncthreads();
-      for (int i = thread(); i <= row_; i += kDecodeThreads)
-        m_.weights[i] =
-            from_float<T>(decayed(m_.queries[i], decay, i < row_ ? m_.decay[i] : decay));
-      if (thread() < kDim) solve(head, decay, gamma);
+      for (int i = thread(); i <= row_; i += kDecodeThreads) {
+        const float before = i < row_ ? m_.decay[i] : decay;
+        m_.weights[i] = from_float<T>(decayed(m_.queries[i], decay, before));
+        m_.w[i] = -decayed(m_.keys[i], decay, before);
+      }
+      __syncthreads();
+      if (thread() < kDim) solve(head, gamma);
       if (thread() == 0) p_.state_decay[p_.state_row(state_, row_, head)] = decay;
       __syncthreads();
       write_output(head, gamma);
@@ -520,15 +524,14 @@ class DecodeBlock {
             store_pair((row == 0 ? m_.read : m_.queried) + n + column, x[0], x[1]);
           });
   }
-  __device__ void solve(int head, float decay, float gamma) {
+  __device__ void solve(int head, float gamma) {
     const int column = thread();
     const int64_t at = p_.row(token_, head);
     const bool has_matrix = folds_ || had_matrix_;
     float r = begin_residual(gamma, has_matrix ? m_.read[column] : 0.0f,
                              to_float(p_.v[at * kDim + column]));
 #pragma unroll 8
-    for (int i = 0; i < row_; ++i)
-      r = __fmaf_rn(-decayed(m_.keys[i], decay, m_.decay[i]), to_float(m_.u[i * kRow + column]), r);
+    for (int i = 0; i < row_; ++i) r = __fmaf_rn(m_.w[i], to_float(m_.u[i * kRow + column]), r);
     const T u = finish_u<T>(p_.beta[at], r);
     m_.u[row_ * kRow + column] = u;
     p_.state_u[p_.state_row(state_, row_, head) * kDim + column] = u;
@@ -626,7 +629,7 @@ void run_pieces(const GatedDeltaCached& args, const DeltaProblem<T>& problem) {
                               .last = count + 1 + most}};
   launch("find_pieces", find_pieces_kernel<T>, {.grid = blocks_for(tokens, 1), .block = 128},
          device, call.pieces, problem.o, problem.heads * kDim);
-  with_slices<T, kDim>(0, device, [&]<int kCols, int kStages>() {
+  with_slices<T, kDim, false>(0, device, [&]<int kCols, int kStages>() {
     const int64_t blocks =
         std::min<int64_t>(most * problem.heads * (kDim / kCols),
                           8 * int64_t{::cohort::cuda::gpu_properties(device).multiprocessors});
@@ -647,7 +650,7 @@ template <class T, int kDim>
 void delta_states(const DeltaProblem<T>& problem, const PackedSequences& sequences,
                   const ChunkMatrices<T, kDim>& states, Device device) {
   const int64_t chains = int64_t{sequences.count} * states.heads;
-  with_slices<T, kDim>(chains, device, [&]<int kCols, int kStages>() {
+  with_slices<T, kDim, true>(chains, device, [&]<int kCols, int kStages>() {
     launch("delta_states", delta_states_kernel<T, kDim, kCols, kStages>,
            {.grid = blocks_for(chains * (kDim / kCols), 1),
             .block = kChunkThreads,
@@ -671,8 +674,9 @@ void gated_delta(const GatedDelta& args) {
     DeltaProblem<T> problem = delta_problem<T>(args, args.desc.scale);
     problem.o = pointer<T>(args.o);
     problem.u = pointer<T>(args.u);
+    check_delta_aligned(problem.o, problem.u);
     const int64_t chains = int64_t{sequences.count} * problem.heads;
-    with_slices<T, kDim>(chains, device, [&]<int kCols, int kStages>() {
+    with_slices<T, kDim, true>(chains, device, [&]<int kCols, int kStages>() {
       for (const bool continues : {false, true})
         if (!continues || sequences.prefixes != nullptr)
           launch("gated_delta", gated_delta_kernel<T, kDim, kCols, kStages>,
@@ -692,6 +696,7 @@ void gated_delta_cached(const GatedDeltaCached& args) {
     problem.state_k = pointer<T>(args.state.k);
     problem.state_u = pointer<T>(args.state.u);
     problem.state_decay = pointer<float>(args.state.decay);
+    check_delta_aligned(problem.o, static_cast<T*>(problem.s), problem.state_k, problem.state_u);
     if (!args.is_decode) return run_pieces<T, kDim>(args, problem);
     launch("gated_delta_decode", gated_delta_decode_kernel<T, kDim>,
            {.grid = {blocks_for(args.o.dim(0), 1), static_cast<unsigned>(problem.key_heads)},

@@ -315,6 +315,10 @@ template <class T, int kDim>
 void delta_states(const DeltaProblem<T>& problem, const PackedSequences& sequences,
                   const ChunkMatrices<T, kDim>& states, Device device);
 
+template <class... P>
+void check_delta_aligned(const P*... rows) {
+  COHORT_CHECK(aligned(rows...), "[gated_delta] expected rows aligned to 16 bytes on a GPU");
+}
 // The tensors of a call that a problem has.
 template <class T, class Args>
 DeltaProblem<T> delta_problem(const Args& args, double scale) {
@@ -322,6 +326,7 @@ DeltaProblem<T> delta_problem(const Args& args, double scale) {
   p.q = pointer<T>(args.q);
   p.k = pointer<T>(args.k);
   p.v = pointer<T>(args.v);
+  check_delta_aligned(p.q, p.k, p.v);
   p.g = pointer<float>(args.g);
   p.beta = pointer<float>(args.beta);
   p.heads = static_cast<int>(args.v.dim(1));
