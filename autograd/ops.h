@@ -88,7 +88,14 @@ AddNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& w,
 struct QkNormWeights {
   Variable q, k;
 };
-Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps);
+Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps,
+                 double weight_offset = 0);
+// qkv, and gates [T, H D] of the attention's output, from rows x in which each query is followed by
+// its gate, and all of them by keys and values: [T, 2 H D + 2 Hkv D].
+struct GatedQkv {
+  Variable qkv, gates;
+};
+GatedQkv split_gates(const Variable& x, int64_t heads, int64_t dim);
 // qkv with its queries and keys rotated to `positions` by a table of kernels::rope_table(). It is
 // in place if the argument is the only owner of its memory.
 // Keys and values are then rounded to the grids of `scales` (kernels::kv_scales()), which may be

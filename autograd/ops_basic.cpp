@@ -64,6 +64,7 @@ Variable binary(const char* name, void (*forward)(const kernels::BinaryForward&)
 COHORT_DEFINE_BINARY(Sub, sub)
 COHORT_DEFINE_BINARY(Mul, mul)
 COHORT_DEFINE_BINARY(Div, div)
+COHORT_DEFINE_BINARY(SigmoidGate, sigmoid_gate)
 #undef COHORT_DEFINE_BINARY
 
 namespace {
@@ -138,20 +139,60 @@ Variable select(const Variable& x, int64_t i) {
                    });
 }
 
+namespace {
+
+// Writes the gradients of parts of an input, of which the op does not use the others.
+void write_parts(GradSlot dx, std::initializer_list<std::pair<Tensor, Tensor>> parts) {
+  if (dx.mode == Grad::kOverwrite) dx.tensor.zero_();
+  for (auto [part, sum] : parts) {
+    if (dx.mode == Grad::kAccumulate) {
+      const Tensor dy = sum.contiguous();
+      sum = part.contiguous();
+      kernels::scale({.y = sum, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
+    }
+    part.copy_(sum);
+  }
+}
+
+}  // namespace
+
 Variable columns(const Variable& x, int64_t first, int64_t count) {
   return make_node("columns", x.value().narrow(1, first, count).contiguous(), {x},
                    [first, count](const Tensor& dy, Gradients& g) {
-                     GradSlot dx = g.slot(0);
-                     Tensor part = dx.tensor.narrow(1, first, count);
-                     Tensor sum = dy;
-                     if (dx.mode == Grad::kOverwrite) {
-                       dx.tensor.zero_();
-                     } else {
-                       sum = part.contiguous();
-                       kernels::scale({.y = sum, .x = dy, .factor = 1, .mode = Grad::kAccumulate});
-                     }
-                     part.copy_(sum);
+                     const GradSlot dx = g.slot(0);
+                     write_parts(dx, {{dx.tensor.narrow(1, first, count), dy}});
                    });
+}
+
+GatedQkv split_gates(const Variable& x, int64_t heads, int64_t dim) {
+  const int64_t tokens = x.shape()[0], width = heads * dim, rest = x.shape()[1] - 2 * width;
+  // The columns of half of each query and gate, and those of keys and values.
+  const auto half = [=](const Tensor& t, int64_t i) {
+    return t.narrow(1, 0, 2 * width).reshape({tokens, heads, 2 * dim}).narrow(2, i * dim, dim);
+  };
+  const auto keys = [=](const Tensor& t) {
+    return t.narrow(1, 2 * width, rest).reshape({tokens, rest / dim, dim});
+  };
+  const auto split = [=](const Tensor& t) {
+    return std::array{t.narrow(1, 0, heads), t.narrow(1, heads, rest / dim)};
+  };
+  const Tensor qkv =
+      Tensor::empty({tokens, heads + rest / dim, dim}, x.value().dtype(), x.value().device());
+  auto parts = split(qkv);
+  parts[0].copy_(half(x.value(), 0));
+  parts[1].copy_(keys(x.value()));
+  parts = {};
+  return {make_node("qkv", qkv, {x},
+                    [=](const Tensor& dy, Gradients& g) {
+                      const GradSlot dx = g.slot(0);
+                      const auto [queries, others] = split(dy);
+                      write_parts(dx, {{half(dx.tensor, 0), queries}, {keys(dx.tensor), others}});
+                    }),
+          make_node("gates", half(x.value(), 1).contiguous().reshape({tokens, width}), {x},
+                    [=](const Tensor& dy, Gradients& g) {
+                      const GradSlot dx = g.slot(0);
+                      write_parts(dx, {{half(dx.tensor, 1), dy.reshape({tokens, heads, dim})}});
+                    })};
 }
 
 void linear_input_gradient(const Tensor& dy, const Tensor& w, GradSlot dx) {

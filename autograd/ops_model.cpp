@@ -128,7 +128,8 @@ Tensor norm_rows(const Tensor& qkv, int64_t first, int64_t count, const Tensor& 
 
 }  // namespace
 
-Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps) {
+Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double eps,
+                 double weight_offset) {
   const bool in_place = !grad_enabled() && qkv.value().sole_owner();
   const Tensor x = qkv.value();
   Tensor y = in_place ? x : Tensor::empty_like(x);
@@ -136,15 +137,15 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
   const auto normalise = [&](int64_t first, int64_t count, const Tensor& weight) {
     const Tensor rows = norm_rows(x, first, count, weight);
     Tensor normed = norm_rows(y, first, count, weight), rstd = row_statistic(rows);
-    kernels::rms_norm_forward({.y = normed, .rstd = rstd, .x = rows, .w = weight, .eps = eps});
+    kernels::rms_norm_forward({normed, rstd, rows, weight, eps, weight_offset});
     return rstd;
   };
   const Tensor q_rstd = normalise(0, heads, w.q.value());
   const Tensor k_rstd = normalise(heads, kv_heads, w.k.value());
   if (!in_place) split_heads(y, kv_heads)[2].copy_(split_heads(x, kv_heads)[2]);
   return make_node("qk_norm", y, {qkv, w.q, w.k},
-                   [x, wq = w.q.value(), wk = w.k.value(), q_rstd, k_rstd, heads, kv_heads](
-                       const Tensor& dy, Gradients& g) {
+                   [x, wq = w.q.value(), wk = w.k.value(), q_rstd, k_rstd, heads, kv_heads,
+                    weight_offset](const Tensor& dy, Gradients& g) {
                      Tensor dx = g.needed(0) ? Tensor::empty_like(x) : Tensor();
                      const auto backward = [&](int64_t first, int64_t count, const Tensor& weight,
                                                const Tensor& rstd, GradSlot dw) {
@@ -154,7 +155,8 @@ Variable qk_norm(Variable qkv, const QkNormWeights& w, int64_t kv_heads, double 
                                                    .dy = norm_rows(dy, first, count, weight),
                                                    .x = norm_rows(x, first, count, weight),
                                                    .w = weight,
-                                                   .rstd = rstd});
+                                                   .rstd = rstd,
+                                                   .weight_offset = weight_offset});
                      };
                      backward(0, heads, wq, q_rstd, g.weight_slot(1));
                      backward(heads, kv_heads, wk, k_rstd, g.weight_slot(2));

@@ -143,6 +143,14 @@ struct Div : BinaryOp {
   COHORT_HD static auto da(auto, auto b) { return 1 / b; }
   COHORT_HD static auto db(auto a, auto b) { return -a / (b * b); }
 };
+struct SigmoidGate : BinaryOp {  // a sigmoid(b)
+  COHORT_HD static auto forward(auto a, auto b) { return a * vsigmoid(b); }
+  COHORT_HD static auto da(auto, auto b) { return vsigmoid(b); }
+  COHORT_HD static auto db(auto a, auto b) {
+    const auto s = vsigmoid(b);
+    return a * s * (1 - s);
+  }
+};
 
 // Gated: y = forward(gate, up) of the two halves of a row, which one GEMM computes side by side.
 struct GatedOp {
@@ -164,7 +172,8 @@ struct GeGluTanh : GatedUnary<GeluTanh> {};  // Gemma's
 #define COHORT_UNARY_OPS(X) \
   X(Neg, neg) X(Exp, exp) X(Log, log) X(Sqrt, sqrt) X(Square, square) X(Tanh, tanh) \
   X(Sigmoid, sigmoid) X(Relu, relu) X(Silu, silu) X(Gelu, gelu) X(GeluTanh, gelu_tanh)
-#define COHORT_BINARY_OPS(X) X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div)
+#define COHORT_BINARY_OPS(X) \
+  X(Add, add) X(Sub, sub) X(Mul, mul) X(Div, div) X(SigmoidGate, sigmoid_gate)
 #define COHORT_GATED_OPS(X) X(SwiGlu, swiglu) X(GeGlu, geglu) X(GeGluTanh, geglu_tanh)
 // clang-format on
 #define COHORT_ELEMENTWISE_OPS(X) COHORT_UNARY_OPS(X) COHORT_BINARY_OPS(X) COHORT_GATED_OPS(X)

@@ -31,8 +31,11 @@ Tensor rope_table(int64_t positions, std::span<const double> frequencies, double
 void check_rope_table(ArgumentCheck& check, const Tensor& table) {
   const int64_t dim = check["D"];
   check.require(dim % 2 == 0, "expected an even head size with a rotary table, got ", dim);
-  if (table.rank() == 2 && table.dim(1) == 2 * dim)
+  const int64_t columns = table.rank() == 2 ? table.dim(1) : 0;
+  if (columns == 2 * dim)
     check("accumulate [P, 2 D] table", table);
+  else if (columns > 0 && columns < dim && columns % 2 == 0)
+    check("accumulate [P, R] table", table);
   else
     check("accumulate [P, D] table", table);
 }

@@ -2,6 +2,9 @@
 //   y[i]         = x[i] cos - x[i + D/2] sin
 //   y[i + D/2]   = x[i + D/2] cos + x[i] sin,        angle = position theta^(-2i / D), i < D/2
 //
+// A table of R < D columns rotates the first R elements of a head like a head of that size, and the
+// others are copied.
+//
 // A wide table has cosines and sines of their own for y[i] and for y[i + D/2], for rotations whose
 // result is scaled by channel.
 #pragma once
@@ -33,7 +36,8 @@ inline std::vector<double> rope_frequencies(int64_t head_dim, double theta) {
 using RopeGain = std::function<double(int64_t position, int64_t channel)>;
 Tensor rope_table(int64_t positions, std::span<const double> frequencies, double scale, DType dtype,
                   const RopeGain& gain = {});
-// Throws Error unless `table` is such a table for heads of size D of the check, which is even.
+// Throws Error unless `table` is such a table for heads of size D of the check, which is even, or a
+// narrow one for their first R elements.
 void check_rope_table(ArgumentCheck& check, const Tensor& table);
 
 // kInverse applies the transpose of the rotation: the backward of kForward.
@@ -47,7 +51,7 @@ struct Rope {
   Tensor& y;                // [T, H, D]; may be x when overwriting
   const Tensor& x;          // [T, H, D]
   const Tensor& positions;  // [T] i32
-  // rope_table() [rows, D] or [rows, 2 D], accumulate_dtype(x), or undefined
+  // rope_table() [rows, R <= D] or [rows, 2 D], accumulate_dtype(x), or undefined
   const Tensor& table;
   RopeDirection direction = RopeDirection::kForward;
   Grad mode = Grad::kOverwrite;

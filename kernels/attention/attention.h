@@ -202,7 +202,7 @@ struct RopeKvWrite {
   Tensor& qkv;              // [T, H + 2 Hkv, D]: queries, keys and values
   const Tensor& sequences;  // [T] i32, block table rows
   const Tensor& positions;  // [T] i32
-  const Tensor& table;      // rope_table(), of either width; undefined: no rotation
+  const Tensor& table;      // rope_table(), of any width; undefined: no rotation
 };
 COHORT_KERNEL(void rope_kv_write(const RopeKvWrite& args));
 
@@ -229,7 +229,7 @@ struct AttentionDecode {
   PagedKV& cache;
   Tensor& qkv;                          // [T, H + 2 Hkv, D]
   const Tensor &sequences, &positions;  // [T] i32
-  const Tensor& table;                  // rope_table(), of either width; undefined: no rotation
+  const Tensor& table;                  // rope_table(), of any width; undefined: no rotation
   AttentionDesc desc = {};
 };
 void attention_decode(const AttentionDecode& args);

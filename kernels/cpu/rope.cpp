@@ -23,8 +23,9 @@ void rope(const Rope& args) {
       const T* x = in + t * heads * dim;
       T* y = out + t * heads * dim;
       if (rotates) {
-        const Rotation<T> rotation(args.table, position[t], dim / 2, args.direction);
-        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim) rotate(y, x, rotation, args.mode);
+        const Rotation<T> rotation(args.table, position[t], dim, args.direction);
+        for (int64_t h = 0; h < rotated; ++h, x += dim, y += dim)
+          rotate(y, x, dim, rotation, args.mode);
       }
       if (args.mode == Grad::kAccumulate)
         for (int64_t i = 0; i < plain * dim; ++i) y[i] += x[i];

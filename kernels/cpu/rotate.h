@@ -18,10 +18,11 @@ struct Rotation {
   const T *cos[2], *sin[2];
   T sign;
 
-  // From a row of rope_table(), of width D = 2 half or 2 D.
-  Rotation(const Tensor& table, int64_t row, int64_t pairs,
+  // From a row of rope_table() for heads of `dim` elements: of width 2 half <= dim, or 2 dim.
+  Rotation(const Tensor& table, int64_t row, int64_t dim,
            RopeDirection direction = RopeDirection::kForward)
-      : half(pairs), sign(direction == RopeDirection::kForward ? T(1) : T(-1)) {
+      : half(std::min(table.dim(1), dim) / 2),
+        sign(direction == RopeDirection::kForward ? T(1) : T(-1)) {
     const T* const first = table.data<T>() + row * table.dim(1);
     const T* const second = table.dim(1) == 4 * half ? first + 2 * half : first;
     cos[0] = first, cos[1] = second;
@@ -31,9 +32,9 @@ struct Rotation {
   }
 };
 
-// y (+)= x rotated; both have 2 half elements. y may be x when overwriting.
+// y (+)= x rotated; both have `dim` elements. y may be x when overwriting.
 template <class T>
-void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrite) {
+void rotate(T* y, const T* x, int64_t dim, const Rotation<T>& by, Grad mode = Grad::kOverwrite) {
   const int64_t half = by.half;
   const T *const cos = by.cos[0], *const sin = by.sin[0], sign = by.sign;
   const T *const cos2 = by.cos[1], *const sin2 = by.sin[1];
@@ -44,6 +45,7 @@ void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrit
       y[i] = a * cos[i] - b * (sign * sin[i]);
       y[i + half] = b * cos2[i] + a * (sign * sin2[i]);
     }
+    if (y != x) std::copy(x + 2 * half, x + dim, y + 2 * half);
   } else {
     COHORT_VECTORIZE
     for (int64_t i = 0; i < half; ++i) {
@@ -51,6 +53,7 @@ void rotate(T* y, const T* x, const Rotation<T>& by, Grad mode = Grad::kOverwrit
       y[i] += a * cos[i] - b * (sign * sin[i]);
       y[i + half] += b * cos2[i] + a * (sign * sin2[i]);
     }
+    for (int64_t i = 2 * half; i < dim; ++i) y[i] += x[i];
   }
 }
 

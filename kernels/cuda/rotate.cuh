@@ -3,12 +3,15 @@
 // equal.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/raw.cuh"
 
 namespace cohort::kernels::cuda {
 
-// rope_table() for heads of D = 2 half: rows of D elements, the cosines of all pairs and then the
-// sines, or wide ones of 2 D, with those of the first and of the second half of the result.
+// rope_table() that rotates the first R = 2 half elements of a head: rows of R elements, the
+// cosines of all pairs and then the sines, or wide ones of 2 R, with those of the first and of the
+// second half of the result.
 struct RopeTable {
   const float* data = nullptr;  // null: no rotation
   int64_t rows = 0;
@@ -19,6 +22,7 @@ struct RopeTable {
   // `table` may be undefined.
   RopeTable(const Tensor& table, int64_t head_dim) : half(static_cast<int>(head_dim / 2)) {
     if (!table.defined()) return;
+    half = static_cast<int>(std::min(table.dim(1), head_dim) / 2);
     data = pointer<float>(table);
     rows = table.dim(0);
     wide = table.dim(1) == 2 * head_dim;

@@ -307,10 +307,13 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
   Rng rng(9, rng_stream(kTestPurpose, 9));
   for (const DType dtype : kCudaTypes)
     for (const int64_t dim : {6, 64, 128})
-      for (const auto& [start, gain] : {std::pair<Start, kernels::RopeGain>{Start::kAligned, {}},
-                                        {Start::kOdd, {}},
-                                        {Start::kAligned, rope_gain},
-                                        {Start::kOdd, rope_gain}}) {
+      for (const auto& [start, width, gain] :
+           {std::tuple<Start, int64_t, kernels::RopeGain>{Start::kAligned, dim, {}},
+            {Start::kOdd, dim, {}},
+            {Start::kAligned, dim / 4 * 2, {}},
+            {Start::kOdd, dim / 4 * 2, {}},
+            {Start::kAligned, dim, rope_gain},
+            {Start::kOdd, dim, rope_gain}}) {
         const AttentionCase c =
             make_case({.heads = 6, .kv_heads = 2, .dim = dim, .dtype = dtype}, {{1, 20}, {2, 7}});
         const PagedKV cache = make_cache(c, 4, rng, device);
@@ -320,7 +323,7 @@ TEST(CudaAttentionPaged, WriteRotatesAsRopeDoes) {
         };
         const Tensor sequences = on_gpu({1, 0, 0, -1, 1}), positions = on_gpu({6, 0, 17, 3, -1});
         const Tensor table =
-            kernels::rope_table(18, kernels::rope_frequencies(dim, 100), 1, DType::kF32, gain)
+            kernels::rope_table(18, kernels::rope_frequencies(width, 100), 1, DType::kF32, gain)
                 .to(device);
         const Tensor all = side_by_side(c.q, c.k, c.v).narrow(0, 0, 5);
         Guarded qkv(all, dtype, device, start);
@@ -368,6 +371,10 @@ TEST(CudaAttentionDecode, EqualsTheWriteAndTheAttention) {
           const Tensor wide = kernels::rope_table(290, kernels::rope_frequencies(dim, 100), 1,
                                                   DType::kF32, rope_gain)
                                   .to(device);
+          // Rotates a quarter of a head.
+          const Tensor part =
+              kernels::rope_table(290, kernels::rope_frequencies(dim / 8 * 2, 100), 1, DType::kF32)
+                  .to(device);
           const Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 7).clone().to(device);
           const Tensor sequences = on_gpu({2, 4, -1, 0, 1, 3, 9});
           const auto end = static_cast<int32_t>(cache.block_table.dim(1) * block);
@@ -375,7 +382,7 @@ TEST(CudaAttentionDecode, EqualsTheWriteAndTheAttention) {
           for (const auto& [first, third] :
                {std::pair{299, 127}, {10, 128}, {end, 63}, {end + 5, 0}})
             for (const auto& [padding, angles] :
-                 {std::pair{64, table}, {64, wide}, {64, Tensor()}, {1, table}}) {
+                 {std::pair{64, table}, {64, wide}, {64, part}, {64, Tensor()}, {1, table}}) {
               const Tensor o = Tensor::full({7, 2 * group, dim}, NAN, dtype, device);
               expect_decode(o, cache, qkv, sequences, on_gpu({128, 0, 5, first, 6, third, 0}),
                             angles, {}, padding);

@@ -113,10 +113,12 @@ TEST(AttentionPaged, WriteTouchesOnlyItsSlots) {
 // The composed specification: rope() of queries and keys, then a write without angles.
 TEST(AttentionPaged, WriteRotatesAsRopeDoes) {
   Rng rng(9, rng_stream(kTestPurpose, 9));
-  for (const auto& [dtype, gain] : {std::pair<DType, kernels::RopeGain>{DType::kF32, {}},
-                                    {DType::kF64, {}},
-                                    {DType::kF32, kernels::test::rope_gain},
-                                    {DType::kF64, kernels::test::rope_gain}}) {
+  using Row = std::tuple<DType, int64_t, kernels::RopeGain>;
+  for (const auto& [dtype, width, gain] : {Row{DType::kF32, 10, {}},
+                                           {DType::kF64, 10, {}},
+                                           {DType::kF32, 4, {}},
+                                           {DType::kF32, 10, kernels::test::rope_gain},
+                                           {DType::kF64, 10, kernels::test::rope_gain}}) {
     const AttentionCase c =
         make_case({.heads = 6, .kv_heads = 2, .dim = 10, .dtype = dtype}, {{1, 20}, {2, 7}});
     const PagedKV start = make_cache(c, 4, rng);
@@ -124,7 +126,7 @@ TEST(AttentionPaged, WriteRotatesAsRopeDoes) {
     const Tensor sequences = Tensor::from(std::vector<int32_t>{1, 0, 0, -1, 1});
     const Tensor positions = Tensor::from(std::vector<int32_t>{6, 0, 17, 3, -1});
     const Tensor table =
-        kernels::rope_table(18, kernels::rope_frequencies(10, 100), 1, dtype, gain);
+        kernels::rope_table(18, kernels::rope_frequencies(width, 100), 1, dtype, gain);
     const Tensor qkv = side_by_side(c.q, c.k, c.v).narrow(0, 0, 5);
     Tensor in_place = qkv.clone();
     kernels::rope_kv_write({fused, in_place, sequences, positions, table});

@@ -15,18 +15,21 @@ constexpr RopeDirection kDirections[] = {RopeDirection::kForward, RopeDirection:
 const Shape kRopeShapes[] = {{0, 2, 4},  {1, 1, 2},   {3, 2, 6},   {3, 5, 66},
                              {3, 1, 16}, {3, 40, 64}, {37, 3, 128}};
 
-// Alignments of tensors, and widths of the table.
+// Alignments of tensors, and widths of the table: of half a head, of a head, and with gains.
+enum class Width { kPart, kHead, kWide };
 struct Variant {
   Start start;
-  bool wide;
+  Width width;
 };
 constexpr Variant kRopeVariants[] = {
-    {Start::kAligned, false}, {Start::kAligned, true}, {Start::kOdd, false}, {Start::kOdd, true}};
+    {Start::kAligned, Width::kPart}, {Start::kAligned, Width::kHead},
+    {Start::kAligned, Width::kWide}, {Start::kOdd, Width::kPart},
+    {Start::kOdd, Width::kHead},     {Start::kOdd, Width::kWide}};
 
-// The table of a head size; wide: with gains.
-Tensor table_for(int64_t dim, bool wide) {
-  return rope_table(100, rope_frequencies(dim, kCudaTheta), 1, DType::kF32,
-                    wide ? rope_gain : RopeGain());
+Tensor table_for(int64_t dim, Width width) {
+  const int64_t rotated = width == Width::kPart && dim > 2 ? dim / 4 * 2 : dim;
+  return rope_table(100, rope_frequencies(rotated, kCudaTheta), 1, DType::kF32,
+                    width == Width::kWide ? rope_gain : RopeGain());
 }
 
 Tensor positions_for(int64_t tokens) {
@@ -39,10 +42,10 @@ TEST(CudaRope, F32HasTheBitsOfTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kRopeShapes)
     for (const RopeDirection direction : kDirections)
-      for (const auto& [start, wide] : kRopeVariants) {
+      for (const auto& [start, width] : kRopeVariants) {
         const Tensor x = rounded_random(shape, DType::kF32, 1);
         const Tensor old = rounded_random(shape, DType::kF32, 2);
-        const Tensor table = table_for(shape[2], wide);
+        const Tensor table = table_for(shape[2], width);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF32), sum = old.to(DType::kF32);
         rope({expected, x.to(DType::kF32), positions, table, direction});
@@ -64,10 +67,10 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kRopeShapes)
     for (const RopeDirection direction : kDirections)
-      for (const auto& [start, wide] : kRopeVariants) {
+      for (const auto& [start, width] : kRopeVariants) {
         const Tensor x = rounded_random(shape, DType::kBF16, 1);
         const Tensor old = rounded_random(shape, DType::kBF16, 2);
-        const Tensor table = table_for(shape[2], wide);
+        const Tensor table = table_for(shape[2], width);
         const Tensor positions = positions_for(shape[0]);
         Tensor expected = Tensor::empty(shape, DType::kF64), sum = old.clone();
         rope({expected, x, positions, table.to(DType::kF64), direction});
@@ -86,11 +89,11 @@ TEST(CudaRope, Bf16IsRoundedOnce) {
 TEST(CudaRope, PlainHeadsAreUnchanged) {
   COHORT_REQUIRE_GPU(device);
   for (const Shape& shape : kRopeShapes)
-    for (const auto& [start, wide] : kRopeVariants) {
+    for (const auto& [start, width] : kRopeVariants) {
       Shape all = shape;
       all[1] += 3;
       const Tensor x = rounded_random(all, DType::kF32, 1).to(DType::kF32);
-      const Tensor table = table_for(shape[2], wide);
+      const Tensor table = table_for(shape[2], width);
       const Tensor positions = positions_for(shape[0]), at = positions.to(device),
                    angles = table.to(device);
       Tensor expected = Tensor::empty(all, DType::kF32), sum = Tensor::full(all, 1, DType::kF32);

@@ -98,6 +98,35 @@ TEST(Rope, PlainHeadsStayAsTheyAre) {
       "plain_heads from 0 to 5, got 6");
 }
 
+TEST(Rope, ANarrowTableRotatesTheFirstElements) {
+  const Tensor x = random_tensor({3, 5, 10}, DType::kF32, 1), positions = ids({5, 0, 41}),
+               table = rope_table(50, rope_frequencies(4, kTheta), 1, DType::kF32);
+  for (const RopeDirection direction : {RopeDirection::kForward, RopeDirection::kInverse}) {
+    // Heads of four elements, and the others as they are.
+    const Tensor first = x.narrow(2, 0, 4).contiguous();
+    Tensor rotated = Tensor::empty_like(first), expected = x.clone();
+    rope({.y = rotated,
+          .x = first,
+          .positions = positions,
+          .table = table,
+          .direction = direction,
+          .plain_heads = 2});
+    expected.narrow(2, 0, 4).copy_(rotated);
+    Tensor y = Tensor::full({3, 5, 10}, NAN, DType::kF32), same = x.clone(),
+           sum = Tensor::full({3, 5, 10}, 1, DType::kF32);
+    const auto run = [&](Tensor& to, const Tensor& from, Grad mode) {
+      rope({to, from, positions, table, direction, mode, 2});
+    };
+    run(y, x, Grad::kOverwrite);
+    run(same, same, Grad::kOverwrite);
+    run(sum, x, Grad::kAccumulate);
+    EXPECT_TRUE(bit_equal(y, expected));
+    EXPECT_TRUE(bit_equal(same, expected));
+    for (int64_t i = 0; i < y.numel(); ++i)
+      EXPECT_EQ(sum.data<float>()[i], 1 + expected.data<float>()[i]);
+  }
+}
+
 TEST(Rope, RowsDependOnTheirPositionOnly) {
   const Tensor x = random_tensor({300, 4, 32}, DType::kF32, 1);
   std::vector<int32_t> values(300);

@@ -325,15 +325,44 @@ void add_rope(Table& table) {
     };
     table.push_back(
         {"rope", shape.str(), inputs({{shape}}), [rotate](Inputs in) { return rotate(in[0]); }});
+    if (size.dim > 2)
+      table.push_back(
+          {"rope", shape.str() + " of which 4 rotate", inputs({{shape}}), [size](Inputs in) {
+             const Variable x = scale(in[0], -1.5);
+             return add(rope(in[0], ids(size.positions, x), rope_table(10, 4, x), size.kv_heads),
+                        rope(x, ids(size.positions, x), rope_table(10, 4, x), size.kv_heads));
+           }});
     table.push_back({"rope", shape.str() + " in place", inputs({{shape}}),
                      [rotate](Inputs in) { return scale(rotate(scale(in[0], -1.5)), 2); }});
   }
+}
+
+void add_gates(Table& table) {
+  // 3 queries of 4 elements on 2 keys, and without keys.
+  for (const int64_t width : {40, 24}) {
+    const auto split = [](const Variable& x) { return split_gates(x, 3, 4); };
+    table.push_back({"split_gates", str(width, " columns"), inputs({{{5, width}}}), [=](Inputs in) {
+                       const auto [qkv, gates] = split(square(in[0]));
+                       return add(sum(mul(qkv, qkv)), sum(gates));
+                     }});
+    table.push_back({"split_gates", str(width, " columns, used outside too"),
+                     inputs({{{5, width}}}), [=](Inputs in) {
+                       const Variable x = scale(in[0], 1.5);
+                       const auto [qkv, gates] = split(x);
+                       return add(add(sum(square(qkv)), sum(tanh(gates))), sum(square(x)));
+                     }});
+  }
+  table.push_back({"split_gates", "gates alone", inputs({{{5, 40}}}),
+                   [](Inputs in) { return square(split_gates(in[0], 3, 4).gates); }});
 }
 
 void add_qk_norm(Table& table) {
   const Shape qkv{5, 8, 6};  // 4 heads on 2
   table.push_back({"qk_norm", "each head", inputs({{qkv}, {{6}}, {{6}}}), [](Inputs in) {
                      return qk_norm(in[0], {in[1], in[2]}, 2, 1e-3);
+                   }});
+  table.push_back({"qk_norm", "offset 1", inputs({{qkv}, {{6}}, {{6}}}), [](Inputs in) {
+                     return qk_norm(in[0], {in[1], in[2]}, 2, 1e-3, 1);
                    }});
   table.push_back({"qk_norm", "all heads together", inputs({{qkv}, {{24}}, {{12}}}), [](Inputs in) {
                      return qk_norm(in[0], {in[1], in[2]}, 2, 1e-3);
@@ -548,6 +577,7 @@ std::vector<OpCase> op_cases() {
   add_lora_mlp(table);
   add_row_ops(table);
   add_rope(table);
+  add_gates(table);
   add_qk_norm(table);
   add_attention(table);
   add_columns(table);

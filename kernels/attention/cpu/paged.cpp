@@ -140,7 +140,7 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
   T *const qkv = args.qkv.data<T>(), *const keys = args.cache.k.data<T>(),
            *const values = args.cache.v.data<T>();
   const auto rotate_head = [&](T* to, const T* from, int64_t at) {
-    rotate(to, from, Rotation<T>(args.table, at, dim / 2));
+    rotate(to, from, dim, Rotation<T>(args.table, at, dim));
   };
   for_rows(args.qkv.dim(0), all_heads * dim, [&](int64_t t) {
     if (is_idle(sequence[t], position[t])) return;

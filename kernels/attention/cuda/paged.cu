@@ -24,9 +24,10 @@ struct WriteProblem {
 constexpr int kWriteThreads = 128;
 
 // A block has one token, and a thread N elements at a time. First come the packs to rotate:
-// queries, in place, and keys, into the cache slot of the token. Then those to copy to the cache:
-// values, and keys that are not rotated; before them queries that are only rounded. With a cache in
-// e4m3, the keys go to shared memory, and then they and the values to the cache byte by byte.
+// queries, in place, and keys, into the cache slot of the token. Then what a narrow table does not
+// reach of them, and what is copied to the cache: values, and keys that are not rotated; before
+// these, queries that are only rounded. With a cache in e4m3, the keys go to shared memory, and
+// then they and the values to the cache byte by byte.
 template <class T, bool kIsE4m3, int N>
 __global__ void __launch_bounds__(kWriteThreads)
     rope_kv_write_kernel(const __grid_constant__ WriteProblem<T> p) {
@@ -50,17 +51,22 @@ __global__ void __launch_bounds__(kWriteThreads)
     store_raw(to, rounds ? round_to_e4m3(x, p.scales[(p.heads * dim + at) / dim - p.heads]) : x);
   };
   const bool rotates = p.rope.data != nullptr;
-  const int packs = dim / 2 / N;  // packs of pairs per head
+  const int packs = p.rope.half / N;  // packs of pairs per head
   const int rotated = rotates ? (p.heads + p.kv_heads) * packs : 0;
+  const int rest = rotates ? dim / N - 2 * packs : 0, unreached = (p.heads + p.kv_heads) * rest;
   const int first = rotates ? width : p.rounds_queries ? -p.heads * dim : 0;
   const int copied = ((kIsE4m3 ? width : 2 * width) - first) / N;
-  for (int i = static_cast<int>(threadIdx.x); i < rotated + copied; i += kWriteThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < rotated + unreached + copied;
+       i += kWriteThreads) {
     if (i < rotated) {
       const int head = i / packs, pair = (i - head * packs) * N, at = (head - p.heads) * dim + pair;
       rotate<N>(source + at, {p.rope, position, pair},
                 [&](int offset, float(&x)[N]) { store(at + offset, to_raw<T>(x)); });
     } else {
-      const int at = first + (i - rotated) * N;
+      const int k = i - rotated, head = k < unreached ? k / rest : 0;
+      const int at = k < unreached
+                         ? (head - p.heads) * dim + 2 * p.rope.half + (k - head * rest) * N
+                         : first + (k - unreached) * N;
       store(at, load_raw<N>(source + at));
     }
   }
@@ -150,8 +156,9 @@ void rope_kv_write(const RopeKvWrite& args) {
                                   .kv_heads = static_cast<int>(kv_heads),
                                   .head_dim = static_cast<int>(dim)};
     constexpr int kWidth = kPackSize<T>;
-    const bool vectorized = dim % (2 * kWidth) == 0 && aligned(problem.k_cache, problem.v_cache,
-                                                               problem.qkv, problem.rope.data);
+    const bool vectorized =
+        dim % kWidth == 0 && problem.rope.half % kWidth == 0 &&
+        aligned(problem.k_cache, problem.v_cache, problem.qkv, problem.rope.data);
     auto kernel =
         vectorized ? rope_kv_write_kernel<T, false, kWidth> : rope_kv_write_kernel<T, false, 1>;
     if constexpr (std::is_same_v<T, bf16>)

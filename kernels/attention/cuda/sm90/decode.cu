@@ -191,7 +191,7 @@ __device__ __forceinline__ void load_inputs(const DecodeStages<Shape>& stages, c
                                             const DecodeProblem& p, const DecodeRows& rows,
                                             ProducerState<Shape::kInputs>& state, bool is_first) {
   const int lane = static_cast<int>(threadIdx.x % 32), row_bytes = 2 * p.head_dim;
-  const int angle_bytes = p.rope.data == nullptr ? 0 : (p.rope.wide ? 8 : 4) * p.head_dim;
+  const int angle_bytes = p.rope.data == nullptr ? 0 : (p.rope.wide ? 16 : 8) * p.rope.half;
   const int offset = Shape::kFirstInput + state.index * Shape::kInputBytes;
   const bool has_angles = rows.position < p.rope.rows;
   const void* from = nullptr;
@@ -331,14 +331,15 @@ bool run(const AttentionDecode& args, const Problem& problem, int cluster) {
   return true;
 }
 
-// True if the kernel supports the call: bf16 with a cache in bf16 or e4m3, half heads of a multiple
-// of 16 bytes, cache blocks of 8, 16, 32, ... tokens (8 rows are the period of the swizzle), no
-// tile mask.
+// True if the kernel supports the call: bf16 with a cache in bf16 or e4m3, half heads and halves of
+// what is rotated of a multiple of 16 bytes, cache blocks of 8, 16, 32, ... tokens (8 rows are the
+// period of the swizzle), no tile mask.
 bool supports(const AttentionDecode& args) {
   const Tensor& cache = args.cache.k;
   const auto block = static_cast<uint64_t>(cache.dim(1));
   return args.qkv.dtype() == DType::kBF16 && cache.numel() > 0 && cache.dim(3) % 16 == 0 &&
-         block >= 8 && std::has_single_bit(block) && !args.desc.tiles.defined() &&
+         RopeTable(args.table, cache.dim(3)).half % 8 == 0 && block >= 8 &&
+         std::has_single_bit(block) && !args.desc.tiles.defined() &&
          !args.desc.fp8_scales.defined() && vectorized_heads<bf16>(args.o) &&
          aligned(pointer<bf16>(args.qkv), pointer<char>(cache), pointer<char>(args.cache.v),
                  pointer<float>(args.table));
