@@ -198,12 +198,18 @@ void ModelConfig::resolve() {
           str("num_kv_heads: ", num_kv_heads, " does not divide num_heads ", num_heads));
   require(!is_rotated() || head_dim % 2 == 0,
           str("head_dim: rotary positions need an even number, got ", head_dim));
+  require(rotary_fraction == 1 || position == PositionType::kRope,
+          "rotary_fraction: goes with position: rope");
+  require(rotary_fraction == 1 || (rotary_dim() > 0 && rotary_dim() % 2 == 0),
+          str("rotary_fraction: of the ", head_dim, " elements of a head, ", rotary_dim(),
+              " would be rotated; expected an even number over 0"));
   require(position != PositionType::kExposb ||
               (family.rope_frequencies.empty() && family.rope_scale == 1),
           "position: exposb has the frequencies of rope_theta, and the model has its own");
   // Vaswani et al. 2017, section 3.4: sines have amplitude 1, embeddings init_std.
   if (position == PositionType::kSinusoidal)
     family.embedding_scale = std::sqrt(static_cast<double>(d_model));
+  if (attention_gate && norm == NormType::kRms) family.norm_offset = 1;
   const bool t5 = position == PositionType::kT5;
   require(!t5 || position_buckets % 2 == 0,
           str("position_buckets: expected an even number, got ", position_buckets));

@@ -161,7 +161,8 @@ struct ModelConfig {
   // Attention of all layers; see visit_optional(). Families may have a window in some layers.
   int64_t window = 0;
   double soft_cap = 0;
-  bool attention_sinks = false;
+  bool attention_sinks = false, attention_gate = false;
+  double rotary_fraction = 1;
   MaskType mask = MaskType::kCausal;
   NormPlace norm_place = NormPlace::kBefore;
   bool embedding_norm = false;
@@ -195,6 +196,10 @@ struct ModelConfig {
   }
   bool is_rotated() const {
     return position == PositionType::kRope || position == PositionType::kExposb;
+  }
+  // The first elements of a head that rotary positions rotate.
+  int64_t rotary_dim() const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * rotary_fraction);
   }
   // The largest factor by which rotary positions scale a key.
   double max_rotary_gain() const;
@@ -276,6 +281,12 @@ struct ModelConfig {
     v.field("soft_cap", soft_cap, "bounds scores: cap tanh(score / cap); 0: none", {.min = 0});
     v.field("attention_sinks", attention_sinks,
             "a learned logit per head, without a value, in each softmax of attention");
+    v.field("attention_gate", attention_gate,
+            "the output of attention times the sigmoid of a gate per element, which q_proj gives "
+            "beside the queries; RMS norms then have weights 1 + w, as in Qwen3.5");
+    v.field("rotary_fraction", rotary_fraction,
+            "position rope: the share of each head's elements that is rotated, the first ones",
+            {.min = 0, .max = 1});
     v.field("position_buckets", position_buckets,
             "position t5: distances that have a bias of their own; an even number",
             {.min = 2, .max = 1 << 16});

@@ -104,13 +104,13 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
     : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   layers_[kQkv] = Linear::make(
-      set, {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}}, c.d_model,
+      set, {{name + ".q_proj", c.attention_gate ? 2 * q : q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}}, c.d_model,
       c.init_std, Linear::Bias{(c.bias && !c.family.no_qkv_bias) || c.family.qkv_bias}, adapters);
   layers_[kOut] = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
                                Linear::Bias{c.bias || c.family.o_bias}, adapters);
   if (c.qk_norm || c.family.qk_norm_whole) {
     const auto weight = [&](const char* norm, int64_t size) {
-      return set.add({name + norm, {size}, ParameterUse::kVector, 1});
+      return set.add({name + norm, {size}, ParameterUse::kVector, 1 - c.family.norm_offset});
     };
     q_norm_ = weight(".q_norm.weight", c.qk_norm ? c.head_dim : q);
     k_norm_ = weight(".k_norm.weight", c.qk_norm ? c.head_dim : kv);
@@ -159,11 +159,22 @@ Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   call.kv_scales = kv_scales_;
   if (c.precision.rounds_queries()) call.desc.fp8_scales = kv_scales_;
   if (c.is_rotary(layer_)) call.rope_table = pass.position_terms.rope_table;
-  call.qkv = reshape(layers_[kQkv](x, pass.options.adapters),
-                     {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  call.qkv = layers_[kQkv](x, pass.options.adapters);
+  Variable gates;
+  if (c.attention_gate) {
+    GatedQkv split = split_gates(call.qkv, c.num_heads, c.head_dim);
+    call.qkv = std::move(split.qkv);
+    gates = std::move(split.gates);
+    call.padding = 0;  // the rows of the product have none
+  } else {
+    call.qkv = reshape(call.qkv, {tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim});
+  }
   if (q_norm_.defined())
-    call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, c.num_kv_heads, c.norm_eps);
-  return layers_[kOut](pass.mixing->attention(std::move(call)), pass.options.adapters);
+    call.qkv = qk_norm(std::move(call.qkv), {q_norm_, k_norm_}, c.num_kv_heads, c.norm_eps,
+                       c.family.norm_offset);
+  Variable out = pass.mixing->attention(std::move(call));
+  if (gates.defined()) out = sigmoid_gate(out, gates);
+  return layers_[kOut](out, pass.options.adapters);
 }
 
 }  // namespace cohort

@@ -54,6 +54,9 @@ void check_precision(const ModelConfig& config, DType dtype, const std::string& 
   require(!config.is_encoder(), "is for models that generate text, and the model is an encoder");
   require(config.norm_place == NormPlace::kBefore && !config.family.qk_norm_whole,
           "needs a norm before keys and values, whose bound is known from the weights");
+  require(!config.attention_gate && config.rotary_fraction == 1,
+          "does not support gates of attention (model.attention_gate) or rotations of a part of a "
+          "head (model.rotary_fraction)");
   const int64_t dim = config.head_dim;
   require(dim % 2 == 0, str("needs an even head_dim, got ", dim));
   require(dtype != DType::kBF16 || dim == 64 || dim == 128 || dim == 256,

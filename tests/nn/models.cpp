@@ -53,6 +53,22 @@ std::vector<ModelCase> rule_cases() {
           make("window", [](ModelConfig& c) { c.window = 3; }),
           make("soft_cap", [](ModelConfig& c) { c.soft_cap = 0.75; }),
           make("sinks", [](ModelConfig& c) { c.attention_sinks = true; }),
+          make("part_rotated", [](ModelConfig& c) { c.rotary_fraction = 0.67; }),  // 4 of 6
+          make("gated",
+               [](ModelConfig& c) {
+                 c.num_kv_heads = 2;
+                 c.head_dim = 12;
+                 c.qk_norm = true;
+                 c.attention_gate = true;
+                 c.rotary_fraction = 0.5;
+               }),
+          make("gated_plain",
+               [](ModelConfig& c) {
+                 c.norm = NormType::kLayer;
+                 c.bias = true;
+                 c.attention_gate = true;
+                 c.attention_sinks = true;
+               }),
           make("all_rules", [](ModelConfig& c) {
             c.num_kv_heads = 1;
             c.position = PositionType::kT5;
