@@ -66,6 +66,7 @@ struct LayerNormDesc {
   double eps = 0;
   int64_t padding = 0;
 };
+// `w` may be in accumulate_dtype(x); it is rounded to x's dtype then.
 Variable rms_norm(const Variable& x, const Variable& w, const RmsNormDesc& desc);
 // `b` may be undefined.
 Variable layer_norm(const Variable& x, const Variable& w, const Variable& b,

@@ -47,7 +47,9 @@ Variable layer_norm_node(const Tensor& y, const Tensor& mean, const Tensor& rstd
 
 }  // namespace
 
-Variable rms_norm(const Variable& x, const Variable& w, const RmsNormDesc& desc) {
+Variable rms_norm(const Variable& x, const Variable& weight, const RmsNormDesc& desc) {
+  Variable w = weight;
+  w.value() = w.value().to(x.value().dtype());
   Tensor y = empty_rows(x.value(), x.value().cols(), desc.padding), rstd = row_statistic(x.value());
   kernels::rms_norm_forward({.y = y,
                              .rstd = rstd,

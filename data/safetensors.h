@@ -57,6 +57,10 @@ class SafetensorsFile {
   DType dtype(const std::string& name) const;
   // Name of the type in the file, for instance "BF16".
   const char* stored_dtype(const std::string& name) const { return find(name).type->name; }
+  int64_t bytes(const std::string& name) const {
+    const Entry& entry = find(name);
+    return static_cast<int64_t>(entry.end - entry.begin);
+  }
   // Reads a tensor. Throws InputError listing the known names if there is no such tensor, and if
   // the file has become shorter.
   Tensor read(const std::string& name) const;

@@ -12,14 +12,17 @@ GatedDelta::GatedDelta(ParameterSet& set, const std::string& name, const ModelCo
                                {name + ".in_proj_b", d.value_heads},
                                {name + ".in_proj_a", d.value_heads}},
                               c.d_model, c.init_std, Linear::Bias::kNo, adapters);
-  const auto vector = [&](const char* part, const Shape& shape, double init, InitialValues values) {
+  const auto vector = [&](const char* part, const Shape& shape, double init, InitialValues values,
+                          ParameterDType dtype = ParameterDType::kStatistic) {
     return set.add({.name = name + part,
                     .shape = shape,
                     .use = ParameterUse::kVector,
                     .init = init,
-                    .values = values});
+                    .values = values,
+                    .dtype = dtype});
   };
-  conv_ = vector(".conv1d.weight", {d.channels(), 4}, 0.5, InitialValues::kUniform);
+  conv_ = vector(".conv1d.weight", {d.channels(), 4}, 0.5, InitialValues::kUniform,
+                 ParameterDType::kOfSet);
   dt_bias_ = vector(".dt_bias", {d.value_heads}, 0, InitialValues::kTimeStep);
   a_log_ = vector(".A_log", {d.value_heads}, 16, InitialValues::kLogUniform);
   norm_ = vector(".norm.weight", {d.value_dim}, 1, InitialValues::kOfUse);

@@ -55,6 +55,7 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
   for (const AdapterTarget& module : AdapterTargets(config).modules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       const std::string name = layer_name(module.name, layer);
+      if (!values.contains(name + ".lora_A.weight")) continue;  // a block of another kind
       const Tensor a = values.at(name + ".lora_A.weight").transpose(0, 1).contiguous();
       Tensor& b = values.at(name + ".lora_B.weight");
       Tensor scaled = Tensor::empty_like(b);
@@ -92,8 +93,9 @@ KeptChange kept_change(const Transformer& model, const std::string& type,
       continue;
     const Tensor after = weight.make(), before = file->read(name).to(after.dtype());
     out.changed += difference(before, after).first;
-    out.kept +=
-        difference(stored_values(before, type, name), stored_values(after, type, name)).first;
+    out.kept += difference(stored_values(before, weight.type, name),
+                           stored_values(after, weight.type, name))
+                    .first;
   }
   return out;
 }
@@ -101,7 +103,7 @@ KeptChange kept_change(const Transformer& model, const std::string& type,
 void round_weights(Transformer& model, const std::string& type) {
   for (const NamedParameter& p : model.parameters()) {
     Tensor value = p.value;
-    value.copy_(stored_values(value.contiguous(), type, p.name));
+    value.copy_(stored_values(value.contiguous(), type_in_files(p, type), p.name));
   }
   model.update_derived();
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/log.h"
+#include "core/sizes.h"
 #include "nn/families/family.h"
 #include "nn/lora.h"
 #include "nn/quantized_folder.h"
@@ -107,21 +108,25 @@ void check_tied(const SafetensorsFolder& folder, const std::string& copy,
                          ": heads of BERT that are not tied to it are not supported"));
 }
 
+// Logs a message about a folder or a file in it, once for each.
+void log_once(const std::string& path, const std::string& message) {
+  static std::mutex mutex;
+  static std::set<std::string> reported;
+  const std::lock_guard lock(mutex);
+  if (reported.insert(std::filesystem::canonical(path).string()).second) logging::info(message);
+}
+
 // True if the folder's weights have a head that differs from their embedding table, which is logged
 // once per folder.
 bool has_own_head(const std::string& dir) {
-  static std::mutex mutex;
-  static std::set<std::string> reported;
   if (!SafetensorsFolder::exists(dir, "model")) return false;
   const SafetensorsFolder folder(dir, "model");
   const SafetensorsFile* head = folder.find(kHead);
   auto [table, name] = find_weight(folder, "model.embed_tokens.weight");
   if (table == nullptr) std::tie(table, name) = find_weight(folder, "transformer.wte.weight");
   if (head == nullptr || table == nullptr || !differ(*head, kHead, *table, name)) return false;
-  const std::lock_guard lock(mutex);
-  if (reported.insert(std::filesystem::canonical(dir).string()).second)
-    logging::info("config.json of ", dir, " ties the head to the embedding table, but ", kHead,
-                  " differs from it: the head is not tied");
+  log_once(dir, str("config.json of ", dir, " ties the head to the embedding table, but ", kHead,
+                    " differs from it: the head is not tied"));
   return true;
 }
 
@@ -215,7 +220,8 @@ class WeightReader {
     }
     check(stored, file, name);
     if (in_base) return quantize(stored, file, name);
-    if (loses_bits(file.stored_dtype(name), dtype_)) rounded_ = file.stored_dtype(name);
+    const DType dtype = stored.parameters[0]->value.dtype();
+    if (loses_bits(file.stored_dtype(name), dtype)) rounded_ = file.stored_dtype(name);
     load(stored, file, name);
   }
   void log_changes() const {
@@ -423,7 +429,9 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   const auto rules = own_names ? std::vector<TensorRule>() : tensor_rules(model.config());
   std::set<std::string> used;
   WeightReader reader(model, folder, used);
+  const std::vector<std::string> unused = unused_tensors(model.config());
   std::string fresh, others;
+  int64_t unused_bytes = 0;
   for (const StoredTensor& stored : stored_tensors(model, rules)) {
     const auto [file, name] = find_weight(folder, stored.name);
     const std::string& ours = stored.parameters[0]->name;
@@ -441,6 +449,10 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   }
   for (const std::string& name : folder.names()) {
     if (used.contains(name) || is_derived(name, model.config())) continue;
+    if (std::ranges::any_of(unused, [&](const auto& begin) { return name.starts_with(begin); })) {
+      unused_bytes += folder.find(name)->bytes(name);
+      continue;
+    }
     if (!model.config().is_encoder() || !is_of_head(name))
       throw InputError(str(folder.path(), ": the model has no tensor '", name,
                            "'; hint: do config.json and the file belong together?"));
@@ -451,10 +463,20 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   }
   if (!others.empty())
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
+  if (unused_bytes > 0)
+    log_once(
+        folder.path(),
+        str("the tensors ", join(unused, "*, "), "* in ", folder.path(), ", ", mib(unused_bytes),
+            ", are not of the text model and are left out, also of what is saved"));
   if (!fresh.empty())
     logging::info("the head is new, and ", folder.path(), " does not give it: ", fresh);
   reader.log_changes();
   model.update_derived();
+}
+
+std::string type_in_files(const NamedParameter& p, const std::string& type) {
+  const bool is_kept = p.dtype == ParameterDType::kStatistic && (type == "BF16" || type == "F16");
+  return is_kept ? "F32" : type;
 }
 
 std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type) {
@@ -462,7 +484,8 @@ std::vector<TensorSource> weight_sources(const Transformer& model, const std::st
   for (StoredTensor& stored : stored_tensors(model, tensor_rules(model.config()))) {
     const std::string name = stored.name;
     const Shape shape = stored.shape();
-    out.push_back({name, shape, type, [stored = std::move(stored)] { return assemble(stored); }});
+    const std::string own = type_in_files(*stored.parameters[0], type);
+    out.push_back({name, shape, own, [stored = std::move(stored)] { return assemble(stored); }});
   }
   return out;
 }
@@ -475,7 +498,8 @@ std::pair<const SafetensorsFile*, std::string> find_weight(const SafetensorsFold
        {std::pair("LayerNorm.weight", "gamma"), {"LayerNorm.bias", "beta"}})
     if (name.ends_with(end)) old_name = name.substr(0, name.rfind('.') + 1) + old;
   for (const std::string& whole : {name, old_name})
-    for (const std::string& n : {whole, whole.substr(whole.find('.') + 1)})
+    for (const std::string& rest = whole.substr(whole.find('.') + 1);
+         const std::string& n : {whole, rest, "model.language_model." + rest})
       if (const SafetensorsFile* file = folder.find(n)) return {file, n};
   return {nullptr, name};
 }
@@ -504,9 +528,15 @@ std::vector<int32_t> stop_ids_of(const Tokenizer& tokenizer) {
 std::string stored_dtype(const std::string& dir, const std::string& stem) {
   const SafetensorsFolder folder(dir, stem);
   std::set<std::string> found;
-  for (const std::string& name : folder.names())  // without what belongs to quantised weights
-    if (name.find(".weight.") == name.npos && !name.ends_with(".SCB"))
-      found.insert(folder.find(name)->stored_dtype(name));
+  // Without what belongs to quantised weights, and what is F32 among weights of any type.
+  const auto is_other = [](const std::string& name) {
+    for (const char* end :
+         {".SCB", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight"})
+      if (name.ends_with(end)) return true;
+    return name.find(".weight.") != name.npos;
+  };
+  for (const std::string& name : folder.names())
+    if (!is_other(name)) found.insert(folder.find(name)->stored_dtype(name));
   std::vector<const char*> all;
   for (const FloatType& type : kFloatTypes)
     if (found.contains(type.stored)) all.push_back(type.torch);

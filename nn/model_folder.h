@@ -40,7 +40,9 @@ enum class NewHead : bool { kNo, kYes };
 void load_weights(Transformer& model, const std::string& dir, const std::string& stem = "model",
                   NewHead new_head = NewHead::kNo);
 
-// The weights, without adapters, as tensors of `type` ("F32") under the names of the model's
+// The type of a parameter in files whose weights have `type` ("BF16").
+std::string type_in_files(const NamedParameter& parameter, const std::string& type);
+// The weights, without adapters, as tensors of type_in_files() under the names of the model's
 // family.
 std::vector<TensorSource> weight_sources(const Transformer& model, const std::string& type);
 // The file of a folder that holds such a tensor, and its name there, which may lack the prefix

@@ -103,9 +103,13 @@ SelfAttention::SelfAttention(ParameterSet& set, const std::string& name, const M
                              const AdapterTargets& adapters, int layer)
     : config_(&c), layer_(layer) {
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  layers_[kQkv] = Linear::make(
-      set, {{name + ".q_proj", c.attention_gate ? 2 * q : q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}}, c.d_model,
-      c.init_std, Linear::Bias{(c.bias && !c.family.no_qkv_bias) || c.family.qkv_bias}, adapters);
+  layers_[kQkv] =
+      Linear::make(set,
+                   {{name + ".q_proj", c.attention_gate ? 2 * q : q},
+                    {name + ".k_proj", kv},
+                    {name + ".v_proj", kv}},
+                   c.d_model, c.init_std,
+                   Linear::Bias{(c.bias && !c.family.no_qkv_bias) || c.family.qkv_bias}, adapters);
   layers_[kOut] = Linear::make(set, {{name + ".o_proj", c.d_model}}, q, output_init_std(c),
                                Linear::Bias{c.bias || c.family.o_bias}, adapters);
   if (c.qk_norm || c.family.qk_norm_whole) {

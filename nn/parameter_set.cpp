@@ -73,8 +73,9 @@ ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
   Shape padded = spec.shape;
   padded[dim] = std::max(size + spec.padding, spec.leaf_rows);
   const bool is_quantized = spec.format != kernels::WeightFormat::kModel;
-  const Tensor all = is_quantized ? Tensor::without_elements(padded, dtype_, device_)
-                                  : Tensor::empty(padded, dtype_, device_);
+  const DType dtype = spec.dtype == ParameterDType::kStatistic ? accumulate_dtype(dtype_) : dtype_;
+  const Tensor all = is_quantized ? Tensor::without_elements(padded, dtype, device_)
+                                  : Tensor::empty(padded, dtype, device_);
   if (!is_quantized) all.narrow(dim, size, padded[dim] - size).zero_();
   const Tensor value = all.hide_padding(dim, size);
   const bool trained = spec.role == ParameterRole::kAdapter ||
@@ -87,7 +88,7 @@ ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
   units_.back().end_leaf = trained_.size();
   kernels::QuantizedWeight quantized;
   if (is_quantized) quantized = kernels::QuantizedWeight::empty(spec.format, spec.shape, device_);
-  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index, spec.values};
+  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index, spec.values, spec.dtype};
 }
 
 void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
@@ -109,7 +110,7 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
   else if (leaf.use == ParameterUse::kVector && leaf.values == InitialValues::kOfUse)
     value.fill_(leaf.init);
   else if (leaf.use == ParameterUse::kVector) {
-    if (seed_) value.copy_(vector_values(leaf, value.shape(), *seed_, stream).to(dtype_));
+    if (seed_) value.copy_(vector_values(leaf, value.shape(), *seed_, stream).to(value.dtype()));
   } else if (seed_ && quantized.defined())
     quantized.copy_(kernels::quantize_weight(
         normal_values(value.shape(), leaf.init, *seed_, stream).to(DType::kF32), base_format_));
@@ -123,7 +124,8 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
                          .use = leaf.use,
                          .role = leaf.role,
                          .unit = units_.size() - 1,
-                         .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0))});
+                         .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0)),
+                         .dtype = leaf.dtype});
   if (is_adapter) ++adapters_;
 }
 

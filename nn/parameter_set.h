@@ -33,6 +33,8 @@ enum class ParameterRole : uint8_t { kTrained, kFrozen, kAdapter };
 // least 1e-4; or x with softplus(x) = dt from [0.001, 0.1], uniform in log dt (Gu and Dao 2023).
 enum class InitialValues : uint8_t { kOfUse, kUniform, kLogUniform, kTimeStep };
 
+enum class ParameterDType : uint8_t { kOfSet, kStatistic };
+
 struct ParameterSpec {
   std::string name;  // as in Hugging Face's Llama if it exists: model.layers.0.mlp.up_proj.weight
   Shape shape;
@@ -49,6 +51,8 @@ struct ParameterSpec {
   kernels::WeightFormat format = kernels::WeightFormat::kModel;
   // Columns behind each row of a frozen matrix, which are padding as well: its adapter's s B.
   int64_t padding = 0;
+  // kStatistic: accumulate_dtype() of the set's; in files of 16-bit weights it is F32.
+  ParameterDType dtype = ParameterDType::kOfSet;
 };
 
 // A parameter as named rows of a leaf: the parameters of one matmul are rows of one tensor, such as
@@ -63,6 +67,7 @@ struct NamedParameter {
   ParameterRole role = ParameterRole::kTrained;
   size_t unit = 0;
   int64_t flat_index = 0;  // its first element
+  ParameterDType dtype = ParameterDType::kOfSet;
 
   bool trained() const { return leaf.requires_grad(); }
   // Shares the storage of the leaf's gradient. Not for frozen parameters.
@@ -78,6 +83,7 @@ struct ParameterLeaf {
   ParameterRole role = ParameterRole::kTrained;
   int64_t flat_index = 0;
   InitialValues values = InitialValues::kOfUse;
+  ParameterDType dtype = ParameterDType::kOfSet;
 };
 
 // Flat indices [begin, end), and trained leaves [first_leaf, end_leaf).

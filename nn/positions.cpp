@@ -11,9 +11,9 @@
 namespace cohort {
 
 Tensor rotary_table(const ModelConfig& c, DType dtype) {
-  const std::vector<double> frequencies = c.family.rope_frequencies.empty()
-                                              ? kernels::rope_frequencies(c.rotary_dim(), c.rope_theta)
-                                              : c.family.rope_frequencies;
+  const std::vector<double> frequencies =
+      c.family.rope_frequencies.empty() ? kernels::rope_frequencies(c.rotary_dim(), c.rope_theta)
+                                        : c.family.rope_frequencies;
   kernels::RopeGain gain;
   // ExpoSB is defined with interleaved pairs (2i, 2i + 1); ours are (i, i + D/2). They differ by
   // the order in which the weights' rows are stored: channel i here has the gain of channel 2i, and

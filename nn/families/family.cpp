@@ -6,13 +6,23 @@
 namespace cohort {
 namespace {
 
-const Family* const kFamilies[] = {&kBert, &kGemma, &kGpt2,  &kLlama,   &kMistral, &kOlmo2,
-                                   &kPhi3, &kQwen2, &kQwen3, &kRoberta, &kSmolLm3, &kVit};
+const Family* const kFamilies[] = {&kBert,    &kGemma,   &kGpt2,  &kLlama, &kMistral,
+                                   &kOlmo2,   &kPhi3,    &kQwen2, &kQwen3, &kQwen3_5,
+                                   &kRoberta, &kSmolLm3, &kVit};
+
+// Relatives of a family that are not supported, by the beginning of their model_type.
+constexpr std::pair<const char*, const char*> kRelatives[] = {
+    {"qwen3_5_moe", "a model of Qwen3.5 with experts; hint: the dense ones of 0.8B to 27B"},
+    {"qwen3_5_vision", "the image encoder of Qwen3.5 alone; hint: the folder of the whole model"},
+    {"qwen3_next", "a model with experts; hint: the dense models of Qwen3.5"}};
 
 // Throws InputError naming the type and the known ones.
 const Family& find_family(const std::string& model_type) {
   for (const Family* family : kFamilies)
     if (model_type == family->model_type) return *family;
+  for (const auto& [begin, what] : kRelatives)
+    if (model_type.starts_with(begin))
+      throw InputError(str("model_type: '", model_type, "' is not supported: it is ", what));
   throw InputError(
       str("model_type: '", model_type, "' is not supported; known: ", join(family_types(), ", ")));
 }
@@ -55,7 +65,9 @@ std::vector<std::string> family_types() {
   return out;
 }
 
-ModelConfig read_family(const Json& whole) {
+ModelConfig read_family(const Json& file_json) {
+  const bool has_images = file_json.at("model_type").as_string() == "qwen3_5";
+  const Json whole = has_images ? qwen3_5_text(file_json) : file_json;
   const kernels::WeightFormat stored = stored_format(whole);
   Json json = Json::Object{};  // as of the weights in 16 bits
   for (const auto& [field, value] : whole.as_object())
@@ -65,6 +77,10 @@ ModelConfig read_family(const Json& whole) {
   // False in decoders that became encoders: it is not blank.
   if (!c.is_encoder()) file.expect("is_causal", true);
   file.check_all_used();
+  if (c.has_delta() && stored != kernels::WeightFormat::kModel)
+    throw InputError(
+        "the field quantization_config: weights in 8 or 4 bits are not supported in models with "
+        "delta layers; hint: use the folder of the 16-bit model");
   // The key `bias` of models made here means all of them; RMS norms have none.
   if (c.norm == NormType::kRms && c.family.qkv_bias && c.family.o_bias && c.family.mlp_bias) {
     c.bias = true;
@@ -84,6 +100,11 @@ Json family_config(const ModelConfig& config) {
     if (is_equal(config, back)) return json;
   }
   return {};
+}
+
+std::vector<std::string> unused_tensors(const ModelConfig& config) {
+  if (config.file.is_null()) return {};
+  return find_family(config.file.at("model_type").as_string()).unused;
 }
 
 std::vector<TensorRule> tensor_rules(const ModelConfig& config) {
@@ -107,6 +128,7 @@ ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults) {
   c.num_heads = file.integer("num_attention_heads");
   c.num_kv_heads = file.integer("num_key_value_heads", c.num_heads);
   c.head_dim = file.integer("head_dim", defaults.head_dim);
+  c.rotary_fraction = defaults.rotary_fraction;
   c.d_ff = file.integer("intermediate_size");
   c.vocab_size = file.integer("vocab_size");
   c.context = file.integer("max_position_embeddings", defaults.context);

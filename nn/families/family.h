@@ -108,6 +108,8 @@ struct Family {
   // The config.json that comes closest to a resolved configuration; null if none is close. nullptr:
   // models made here are never saved as this family.
   Json (*write)(const ModelConfig& config) = nullptr;
+  // Beginnings of the names of tensors that the text model does not use.
+  std::vector<std::string> unused = {};
 };
 
 // The model_type of each family.
@@ -121,14 +123,17 @@ Json family_config(const ModelConfig& config);
 // Rules of the family that the model is saved as; empty if it is saved as none.
 std::vector<TensorRule> tensor_rules(const ModelConfig& config);
 
+// Family::unused of the family whose config.json the model has.
+std::vector<std::string> unused_tensors(const ModelConfig& config);
+
 // The head and the labels of an encoder's config.json, by its architecture and id2label. Throws
 // InputError naming an architecture that is not supported, and the known ones.
 void read_head(ConfigFile& file, ModelConfig& config);
 // Sets them in a config.json with a model_type.
 void write_head(Json& json, const ModelConfig& config);
 
-extern const Family kBert, kGemma, kGpt2, kLlama, kMistral, kOlmo2, kPhi3, kQwen2, kQwen3, kRoberta,
-    kSmolLm3, kVit;
+extern const Family kBert, kGemma, kGpt2, kLlama, kMistral, kOlmo2, kPhi3, kQwen2, kQwen3, kQwen3_5,
+    kRoberta, kSmolLm3, kVit;
 
 // Common to most families: sizes, RMS norms, gated MLP, rotary positions with their scaling.
 struct DecoderDefaults {
@@ -137,6 +142,7 @@ struct DecoderDefaults {
   bool tie_embeddings = false;
   const char* activation = "silu";  // gate activation
   int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
+  double rotary_fraction = 1;       // partial_rotary_factor; 1: the family has no other
 };
 ModelConfig read_decoder(ConfigFile& file, const DecoderDefaults& defaults);
 // The fields that read_decoder() reads, with biases in attention, for models with rotary positions.
@@ -153,8 +159,11 @@ Json write_encoder(const ModelConfig& config, const char* model_type);
 // prefix of the model without its head ("bert."), which files of models with a pooler do not have.
 std::vector<TensorRule> encoder_rules(const ModelConfig& config, const char* base,
                                       std::span<const std::pair<const char*, const char*>> modules);
-// Reads rope_parameters, or rope_theta and rope_scaling, into rope_theta, rope_frequencies and
-// rope_scale; limits the context if angles would depend on the length of the text.
+// The config.json of the text model in one of model_type qwen3_5, which has an image encoder too.
+// Throws InputError naming a field that is missing or not known.
+Json qwen3_5_text(const Json& whole);
+// Reads rope_parameters, or rope_theta and rope_scaling, into rope_theta, rope_frequencies,
+// rope_scale and, if it is not 1 before, rotary_fraction; limits the context if angles would depend on the length of the text.
 void read_rope(ConfigFile& file, ModelConfig& config, double default_theta);
 // Reads sliding_window, use_sliding_window, max_window_layers and layer_types. The defaults of the
 // first and the third apply to absent fields; a null field means no window.

@@ -122,7 +122,13 @@ constexpr ScalingType kTypes[] = {{"linear", scale_linear},     {"llama3", scale
 
 void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
   c.rope_theta = file.number("rope_theta", default_theta);
-  file.expect("partial_rotary_factor", 1.0);
+  const auto read_fraction = [&c, may_differ = c.rotary_fraction != 1](ConfigFile& fields) {
+    if (!may_differ) return fields.expect("partial_rotary_factor", 1.0);
+    c.rotary_fraction = fields.number("partial_rotary_factor", c.rotary_fraction);
+    if (!(c.rotary_fraction > 0 && c.rotary_fraction <= 1))
+      fields.refuse("partial_rotary_factor", "expected a number over 0, up to 1");
+  };
+  read_fraction(file);
   const int64_t original = file.integer("original_max_position_embeddings", 0);
   Json json;  // rope_parameters, and rope_scaling where that scales
   for (const char* field : {"rope_parameters", "rope_scaling"}) {
@@ -138,18 +144,21 @@ void read_rope(ConfigFile& file, ModelConfig& c, double default_theta) {
   if (json.is_null()) return;
   if (original != 0 && json.find("original_max_position_embeddings") == nullptr)
     json.set("original_max_position_embeddings", original);
-  Scaling in{.fields = ConfigFile(json), .theta = 0, .dim = c.head_dim, .max_positions = c.context};
+  Scaling in{.fields = ConfigFile(json), .theta = 0, .dim = 0, .max_positions = c.context};
   c.rope_theta = in.theta = in.fields.number("rope_theta", c.rope_theta);
   const std::string type =
       in.fields.text("rope_type", in.fields.text("type", std::string("default")));
-  in.fields.expect("partial_rotary_factor", 1.0);
+  read_fraction(in.fields);
   if (type == "default") return;
   const auto* known = std::ranges::find(kTypes, type, &ScalingType::name);
   if (known == std::end(kTypes))
     in.fields.refuse("rope_type", "known: default, linear, dynamic, yarn, longrope, llama3");
   if (!(c.rope_theta > 1) || c.head_dim < 2 || c.head_dim % 2 != 0 || c.head_dim > 1 << 16)
     in.fields.refuse("rope_type", "it needs a rope_theta over 1 and an even head_dim up to 65536");
-  c.family.rope_frequencies = kernels::rope_frequencies(c.head_dim, c.rope_theta);
+  in.dim = c.rotary_dim();
+  if (in.dim < 2 || in.dim % 2 != 0)
+    in.fields.refuse("partial_rotary_factor", "it needs an even number of rotated elements");
+  c.family.rope_frequencies = kernels::rope_frequencies(in.dim, c.rope_theta);
   known->apply(in, c);
 }
 
