@@ -138,10 +138,9 @@ TensorName parse_name(const std::string& name) {
                                 : "no adapter of a linear layer of a block"));
 }
 
-// Throws InputError unless the tensors are an A and a B, of the rank, for each module in all
-// layers.
+// Throws InputError unless the tensors are an A and a B, of the rank, for each module.
 void read_modules(const SafetensorsFile& file, AdapterConfig& adapter) {
-  std::map<std::string, std::set<int64_t>> layers;
+  std::set<std::string> modules;
   const int64_t rank = adapter.lora.rank;
   for (const std::string& name : file.names()) {
     const auto [module, is_a] = parse_name(name);
@@ -153,20 +152,11 @@ void read_modules(const SafetensorsFile& file, AdapterConfig& adapter) {
       throw InputError(str(name, ": expected ", is_a ? "[r, in]" : "[out, r]", " with the r of ",
                            kConfig, ", ", rank, ", found ", shape.str()));
     const auto [pattern, layer] = split_layer_name(module);
-    layers[pattern].insert(layer);
+    modules.insert(pattern);
     adapter.num_layers = std::max(adapter.num_layers, layer + 1);
   }
-  if (layers.empty()) throw InputError("it holds no tensors");
-  for (const auto& [pattern, found] : layers) {
-    int64_t expected = 0;
-    for (const int64_t layer : found)
-      if (layer == expected) ++expected;
-    if (expected != adapter.num_layers)
-      throw InputError(str("there are adapters up to layer ", adapter.num_layers - 1, ", but '",
-                           layer_name(pattern, expected),
-                           "' has none, and modules must have one in all layers or in none"));
-    adapter.modules.push_back(pattern);
-  }
+  if (modules.empty()) throw InputError("it holds no tensors");
+  adapter.modules.assign(modules.begin(), modules.end());
 }
 
 std::string weights_path(const std::string& dir) {
@@ -196,7 +186,9 @@ void check_tensors(const SafetensorsFile& file, const ModelConfig& config) {
   for (const auto& [name, shape] : adapter_shapes(config)) {
     expected.insert(name);
     if (!file.contains(name))
-      throw InputError(str("there is no tensor '", name, "', which the base model's adapter has"));
+      throw InputError(
+          str("there is no tensor '", name,
+              "', and modules must have adapters in all layers that have them, or in none"));
     if (file.shape(name) != shape)
       throw InputError(str(name, ": expected shape ", shape.str(), ", found ",
                            file.shape(name).str(), "; hint: is it an adapter of this base model?"));
@@ -280,15 +272,19 @@ AdapterConfig load_adapter_config(const std::string& dir) {
 ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const std::string& dir) {
   const std::string path = dir + "/" + kWeights;
   const std::vector<AdapterTarget> known = linear_modules(base);
-  for (const std::string& module : adapter.modules)
+  int64_t num_layers = 0;  // up to the last with one of the modules
+  for (const std::string& module : adapter.modules) {
+    for (int64_t layer = 0; layer < base.num_layers; ++layer)
+      if (has_module(base, module, layer)) num_layers = std::max(num_layers, layer + 1);
     if (std::ranges::count(known, module, &AdapterTarget::name) == 0)
       throw InputError(str(path, ": '", layer_name(module, 0),
                            "' is no linear layer of the base model's blocks, as '",
                            layer_name(known[0].name, 0),
                            "' is; hint: is it an adapter of this base model?"));
-  if (adapter.num_layers != base.num_layers)
+  }
+  if (adapter.num_layers != num_layers)
     throw InputError(str(path, ": adapters of ", adapter.num_layers,
-                         " layers, and the base model has ", base.num_layers,
+                         " layers, and the base model has ", num_layers,
                          "; hint: is it an adapter of this base model?"));
   base.lora = adapter.lora;
   base.lora.targets.clear();

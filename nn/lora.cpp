@@ -16,10 +16,15 @@ bool is_target(const std::string& name, const std::string& target) {
   return name == target || name.ends_with("." + target);
 }
 
-// Cohort's names of the linear layers of a block.
+// Cohort's names of the linear layers of the blocks.
 std::vector<std::string> linear_layers(const ModelConfig& config) {
   std::vector<std::string> out{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                "self_attn.o_proj", "mlp.up_proj",      "mlp.down_proj"};
+  if (config.has_delta()) {
+    if (config.num_layers < config.delta.full_every) out.erase(out.begin(), out.end() - 2);
+    for (const char* name : {"out_proj", "in_proj_a", "in_proj_b", "in_proj_z", "in_proj_qkv"})
+      out.insert(out.begin(), str("linear_attn.", name));
+  }
   if (is_gated(config.mlp)) out.insert(out.end() - 2, "mlp.gate_proj");
   for (std::string& name : out) name.insert(0, "model.layers.*.");
   return out;
@@ -64,6 +69,11 @@ LayerName split_layer_name(const std::string& name) {
 std::string layer_name(std::string pattern, int64_t layer) {
   const size_t star = pattern.find('*');
   return star == pattern.npos ? pattern : pattern.replace(star, 1, std::to_string(layer));
+}
+
+bool has_module(const ModelConfig& config, const std::string& name, int64_t layer) {
+  const bool is_delta = config.is_delta(static_cast<int>(layer));
+  return name.find(is_delta ? ".self_attn." : ".linear_attn.") == name.npos;
 }
 
 std::vector<AdapterTarget> linear_modules(const ModelConfig& config) {

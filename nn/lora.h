@@ -20,6 +20,8 @@ struct AdapterTarget {
 };
 // All linear layers of the blocks, in order. The configuration must be resolved.
 std::vector<AdapterTarget> linear_modules(const ModelConfig& config);
+// True if a block has such a layer.
+bool has_module(const ModelConfig& config, const std::string& name, int64_t layer);
 // The linear layers with an adapter: the name is one of lora.targets, or ends with a dot and one;
 // none if the rank is 0. The constructor throws InputError for a target that names none.
 struct AdapterTargets {

@@ -55,7 +55,7 @@ MergeChange merge_adapters(Transformer& model, const std::string& type) {
   for (const AdapterTarget& module : AdapterTargets(config).modules)
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       const std::string name = layer_name(module.name, layer);
-      if (!values.contains(name + ".lora_A.weight")) continue;  // a block of another kind
+      if (!has_module(config, name, layer)) continue;
       const Tensor a = values.at(name + ".lora_A.weight").transpose(0, 1).contiguous();
       Tensor& b = values.at(name + ".lora_B.weight");
       Tensor scaled = Tensor::empty_like(b);

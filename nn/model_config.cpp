@@ -219,11 +219,10 @@ void ModelConfig::resolve() {
 }
 
 void ModelConfig::check_device(Device device, DType dtype) const {
-  if (has_delta() && (lora.rank > 0 || precision.is_quantized() || precision.rounds_keys()))
+  if (has_delta() && (precision.is_quantized() || precision.rounds_keys()))
     throw InputError(
-        "model.delta: there are no adapters (lora.rank) yet, no base in fewer bits "
-        "(precision.base) and no rounded keys (precision.cache, precision.attention); hint: leave "
-        "them out");
+        "model.delta: there is no base in fewer bits (precision.base) yet and there are no rounded "
+        "keys (precision.cache, precision.attention); hint: leave them out");
   if (device.is_cuda() && has_delta() && !kernels::is_gpu_delta_dim(delta.key_dim))
     throw InputError(str("model.delta.key_dim: expected 64 or 128 on a GPU, got ", delta.key_dim,
                          "; hint: these, or device: cpu"));

@@ -163,7 +163,8 @@ std::vector<TensorRule> encoder_rules(const ModelConfig& config, const char* bas
 // Throws InputError naming a field that is missing or not known.
 Json qwen3_5_text(const Json& whole);
 // Reads rope_parameters, or rope_theta and rope_scaling, into rope_theta, rope_frequencies,
-// rope_scale and, if it is not 1 before, rotary_fraction; limits the context if angles would depend on the length of the text.
+// rope_scale and, if it is not 1 before, rotary_fraction; limits the context if angles would depend
+// on the length of the text.
 void read_rope(ConfigFile& file, ModelConfig& config, double default_theta);
 // Reads sliding_window, use_sliding_window, max_window_layers and layer_types. The defaults of the
 // first and the third apply to absent fields; a null field means no window.

@@ -5,8 +5,8 @@
 namespace cohort {
 namespace {
 
-constexpr const char* kFull = "full_attention";
-constexpr const char* kDelta = "linear_attention";
+constexpr const char* kFullLayer = "full_attention";
+constexpr const char* kDeltaLayer = "linear_attention";
 
 // delta.full_every by layer_types, with an entry for each layer, else by full_attention_interval.
 int64_t read_interval(ConfigFile& file, int64_t layers) {
@@ -18,11 +18,11 @@ int64_t read_interval(ConfigFile& file, int64_t layers) {
   int64_t every = 0;  // of the first layer with attention; 0: none has
   for (int64_t i = 0; i < layers; ++i) {
     const std::string& type = types[static_cast<size_t>(i)];
-    if (type != kFull && type != kDelta)
-      file.refuse("layer_types", str("known: ", kDelta, ", ", kFull));
-    if (type == kFull && every == 0) every = i + 1;
-    if ((type == kFull) != (every > 0 && (i + 1) % every == 0))
-      file.refuse("layer_types", str(kFull, " is supported in every n-th layer, or in none"));
+    if (type != kFullLayer && type != kDeltaLayer)
+      file.refuse("layer_types", str("known: ", kDeltaLayer, ", ", kFullLayer));
+    if (type == kFullLayer && every == 0) every = i + 1;
+    if ((type == kFullLayer) != (every > 0 && (i + 1) % every == 0))
+      file.refuse("layer_types", str(kFullLayer, " is supported in every n-th layer, or in none"));
   }
   if (every == 0) return std::max(interval, layers + 1);
   return every == 1 ? 0 : every;
@@ -60,7 +60,7 @@ Json write_qwen3_5(const ModelConfig& c) {
                                            {"rope_theta", c.rope_theta},
                                            {"partial_rotary_factor", c.rotary_fraction}});
   Json types = Json::Array{};
-  for (int i = 0; i < c.num_layers; ++i) types.push_back(c.is_delta(i) ? kDelta : kFull);
+  for (int i = 0; i < c.num_layers; ++i) types.push_back(c.is_delta(i) ? kDeltaLayer : kFullLayer);
   json.set("layer_types", types);
   json.set("full_attention_interval", c.has_delta() ? c.delta.full_every : 1);
   json.set("linear_num_key_heads", c.delta.key_heads);

@@ -47,7 +47,7 @@ Tensor hidden(const Transformer& model, Adapters adapters = Adapters::kOn) {
 }
 
 TEST(ModelFolders, OfModelsWithAdaptersHoldTheBase) {
-  for (const char* name : {"llama", "qwen2", "phi3", "gpt2"}) {
+  for (const char* name : {"llama", "qwen2", "phi3", "gpt2", "qwen3_5_text"}) {
     const auto model = adapted_model(name, {.rank = 3});
     Transformer base(family(name), DType::kF32, std::nullopt);
     load_weights(base, kFamilyFolders + name);
@@ -69,7 +69,8 @@ TEST(ModelFolders, OfModelsWithAdaptersHoldTheBase) {
 }
 
 TEST(AdapterFolders, RoundTrip) {
-  for (const char* name : {"llama", "qwen2", "phi3", "gpt2"})
+  for (const char* name : {"llama", "qwen2", "phi3", "gpt2", "qwen3_5_text", "qwen3_5_text_delta",
+                           "qwen3_5_text_tied"})
     for (const bool rslora : {false, true}) {
       const auto model = adapted_model(name, {.rank = 3, .alpha = 5.5, .rslora = rslora});
       const TempDir folder;
@@ -135,6 +136,15 @@ TEST(AdapterFolders, NameTheirTargets) {
   EXPECT_EQ(written_targets("llama", {"k_proj"}), R"(["k_proj"])");
   EXPECT_EQ(written_targets("llama", {"mlp.up_proj", "q_proj"}), R"(["q_proj","up_proj"])");
   EXPECT_EQ(written_targets("phi3", {"qkv_proj"}), R"(["qkv_proj"])");
+  // In layers of one kind: three of four, and the last.
+  EXPECT_EQ(written_targets("qwen3_5_text", {"in_proj_qkv"}), R"(["in_proj_qkv"])");
+  EXPECT_EQ(written_targets("qwen3_5_text", {"q_proj", "out_proj"}), R"(["out_proj","q_proj"])");
+  EXPECT_EQ(written_targets("qwen3_5_text", {}),
+            R"(["in_proj_qkv","in_proj_z","in_proj_b","in_proj_a","out_proj","q_proj","k_proj",)"
+            R"("v_proj","o_proj","gate_proj","up_proj","down_proj"])");
+  EXPECT_EQ(written_targets("qwen3_5_text_delta", {}),
+            R"(["in_proj_qkv","in_proj_z","in_proj_b","in_proj_a","out_proj",)"
+            R"("gate_proj","up_proj","down_proj"])");
   EXPECT_EQ(written_targets("gpt2", {"c_proj"}), R"(["c_proj"])");
   EXPECT_EQ(written_targets("gpt2", {"attn.c_proj"}), R"(["attn.c_proj"])");
   EXPECT_EQ(written_targets("gpt2", {"mlp.c_proj", "c_attn"}), R"(["c_attn","mlp.c_proj"])");
@@ -177,6 +187,28 @@ TEST(AdapterFolders, NameTheTargetsOfEncodersWhole) {
 }
 
 // A folder with the files of an adapter of rank 2 of the family's model.
+TEST(AdapterFolders, OfHybridsHaveAnAdapterInEachLayerOfAKind) {
+  const std::string prefix = "base_model.model.model.layers.";
+  const auto model = adapted_model("qwen3_5_text", {.rank = 2, .targets = {"q_proj", "in_proj_a"}});
+  const auto read_without = [&](const std::string& removed) {
+    const TempDir folder;
+    save_adapter(*model, folder.path(), "");
+    const std::string path = folder.path("adapter_model.safetensors");
+    NamedTensors tensors;
+    {
+      const SafetensorsFile file(path);
+      for (const std::string& name : file.names())
+        if (!name.starts_with(prefix + removed)) tensors.emplace_back(name, file.read(name));
+    }
+    write_safetensors(path, tensors);
+    with_adapter(family("qwen3_5_text"), load_adapter_config(folder.path()), folder.path());
+  };
+  EXPECT_NO_THROW(read_without("none"));
+  EXPECT_THROW_WITH(read_without("1.linear_attn"), InputError,
+                    "layers.1.linear_attn.in_proj_a.lora_A");
+  EXPECT_NO_THROW(read_without("3.self_attn"));  // the only layer with attention
+}
+
 class BadAdapters : public testing::Test {
  protected:
   BadAdapters() : model_(adapted_model("llama", {.rank = 2})) { restore(); }

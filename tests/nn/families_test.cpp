@@ -1,11 +1,13 @@
 // Models of every family, as transformers saved them (tests/reference/families, written by
 // scripts/make_families.py), against what transformers computed with them.
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
 
+#include "core/log.h"
 #include "data/safetensors.h"
 #include "kernels/matmul.h"
 #include "nn/families/family.h"
@@ -19,6 +21,7 @@ namespace {
 
 using namespace test;
 namespace fs = std::filesystem;
+constexpr size_t npos = std::string::npos;
 
 const std::string kFamilies =
     (fs::path(__FILE__).parent_path().parent_path() / "reference/families").string() + "/";
@@ -83,11 +86,14 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   save_weights(gradients, folder.path());
   const SafetensorsFile saved(folder.path("model.safetensors"));
   double all = 0;
-  for (const std::string& name : saved.names())
-    all = std::hypot(all, norm(golden.read("grad." + name)));
+  const auto gradient_of = [&](const std::string& name) {
+    const bool is_whole = !golden.contains("grad." + name);  // a model with an image encoder
+    return golden.read(is_whole ? "grad.model.language_" + name : "grad." + name);
+  };
+  for (const std::string& name : saved.names()) all = std::hypot(all, norm(gradient_of(name)));
   for (const std::string& name : saved.names()) {
     // The gradient of a key bias is rounding noise: softmax is invariant to a shift of all keys.
-    const Tensor gradient = golden.read("grad." + name);
+    const Tensor gradient = gradient_of(name);
     if (norm(gradient) < 1e-6 * all)
       EXPECT_LE(norm(saved.read(name)), kTolerance * all) << name;
     else
@@ -116,6 +122,64 @@ TEST_P(Families, FoldersRoundTrip) {
   EXPECT_EQ(saved_config(model).dump(),
             parse_json(read_input_file(dir_ + "/config.json"), "").dump());
   EXPECT_EQ(ModelConfig::from_json(saved_config(model)).to_json().dump(), config.to_json().dump());
+}
+
+const std::string kWithImages =
+    (fs::path(__FILE__).parent_path().parent_path() / "reference/qwen3_5").string();
+
+TEST(ModelsWithImages, AreReadAsTheirTextModel) {
+  std::vector<std::string> messages;
+  logging::set_observer([&](logging::Level, const std::string& m) { messages.push_back(m); });
+  expect_those_of_transformers(kWithImages, DType::kF64, {});
+  expect_those_of_transformers(kWithImages, DType::kF32, {});
+  logging::set_observer({});
+  ASSERT_EQ(messages.size(), 1u);  // two folders were read
+  EXPECT_TRUE(messages[0].find("the tensors model.visual.*, mtp.* in ") == 0) << messages[0];
+  EXPECT_TRUE(messages[0].find("0.0 MiB, are not of the text model and are left out") != npos);
+}
+
+TEST(ModelsWithImages, AreSavedAsTheirTextModel) {
+  Transformer model(load_config(kWithImages), DType::kF32, std::nullopt);
+  load_weights(model, kWithImages);
+  const TempDir folder;
+  save_weights(model, folder.path());
+  write_file(folder.path("config.json"), saved_config(model).dump(2));
+  const Json json = saved_config(model);
+  EXPECT_EQ(json.at("model_type").as_string(), "qwen3_5_text");
+  EXPECT_EQ(json.at("architectures").dump(), R"(["Qwen3_5ForCausalLM"])");
+  EXPECT_EQ(json.find("vision_config"), nullptr);
+  const SafetensorsFile before(kWithImages + "/model.safetensors"),
+      after(folder.path("model.safetensors"));
+  size_t text = 0;
+  for (const std::string& name : before.names()) {
+    if (name.starts_with("model.visual.") || name.starts_with("mtp.")) continue;
+    ++text;
+    const std::string own = name.starts_with("model.")
+                                ? "model." + name.substr(std::strlen("model.language_model."))
+                                : name;
+    EXPECT_TRUE(bit_equal(before.read(name), after.read(own))) << name;
+  }
+  EXPECT_EQ(after.names().size(), text);
+  Transformer again(load_config(folder.path()), DType::kF32, std::nullopt);
+  load_weights(again, folder.path());
+}
+
+TEST(ModelsWithImages, OtherTensorsAreErrors) {
+  for (const auto& [name, message] :
+       {std::pair("model.audio.x", "the model has no tensor 'model.audio.x'"),
+        {"model.layers.0.mlp.up_proj.weight", "the model has no tensor 'model.language_model."}}) {
+    const TempDir folder;
+    fs::copy(kWithImages, folder.path(), fs::copy_options::recursive);
+    NamedTensors tensors;
+    {
+      const SafetensorsFile file(kWithImages + "/model.safetensors");
+      for (const std::string& n : file.names()) tensors.emplace_back(n, file.read(n));
+    }
+    tensors.emplace_back(name, Tensor::zeros({24, 16}, DType::kF32));
+    write_safetensors(folder.path("model.safetensors"), tensors);
+    Transformer model(load_config(folder.path()), DType::kF32, std::nullopt);
+    EXPECT_THROW_WITH(load_weights(model, folder.path()), InputError, message);
+  }
 }
 
 // Folders whose config.json ties the head to the embedding table, with a head of their own.

@@ -154,12 +154,11 @@ TEST(HybridModels, WhatIsNotThereIsRefusedByKey) {
   refused([](ModelConfig& c) { c.mask = MaskType::kFull; }, "model.mask: delta layers need causal");
   // Keys that a run adds to the model that it starts from.
   for (const auto& change : std::vector<std::function<void(ModelConfig&)>>{
-           [](ModelConfig& c) { c.lora.rank = 2; },
            [](ModelConfig& c) { c.precision.base = kernels::WeightFormat::kInt8; },
            [](ModelConfig& c) { c.precision.cache = CachePrecision::kFp8; }}) {
     ModelConfig c = hybrid_config();
     change(c);
-    EXPECT_THROW_WITH(Transformer(c, DType::kF32, 1), InputError, "model.delta: there are no");
+    EXPECT_THROW_WITH(Transformer(c, DType::kF32, 1), InputError, "model.delta: there is no");
   }
   EXPECT_THROW_WITH(hybrid_config().require_generation(), InputError, "do not generate text yet");
   EXPECT_THROW_WITH(hybrid_config().check_device(Device::cuda(0), DType::kF32), InputError,

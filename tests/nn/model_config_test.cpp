@@ -53,6 +53,78 @@ TEST(FamilyDefaults, RopeParametersMayStandBesideRopeScaling) {
   EXPECT_THROW_WITH(config(3, theta), InputError, "rope_parameters is 3: expected an object");
 }
 
+TEST(FamilyDefaults, LayersOfQwen35AreThoseOfTransformers) {
+  const auto every = [](const char* field, const Json& value) {
+    return ModelConfig::from_json(config_of("qwen3_5_text").set(field, value)).delta.full_every;
+  };
+  const auto types = [](const std::string& kinds) {
+    Json list = Json::Array{};
+    for (int i = 0; i < 30; ++i)
+      list.push_back(kinds[static_cast<size_t>(i) % kinds.size()] == 'f' ? "full_attention"
+                                                                         : "linear_attention");
+    return list;
+  };
+  const ModelConfig plain = ModelConfig::from_json(config_of("qwen3_5_text"));
+  EXPECT_EQ(plain.delta.full_every, 4);
+  EXPECT_EQ(plain.rotary_fraction, 0.25);
+  EXPECT_EQ(plain.context, 32768);
+  EXPECT_EQ(dump_config(plain), dump_config(ModelConfig::from_json(
+                                    config_of("qwen3_5_text").set("layer_types", types("lllf")))));
+  EXPECT_EQ(every("full_attention_interval", 3), 3);
+  EXPECT_EQ(every("full_attention_interval", 1), 0);
+  EXPECT_EQ(every("layer_types", types("f")), 0);
+  EXPECT_EQ(every("layer_types", types("lf")), 2);
+  EXPECT_EQ(every("layer_types", types("l")), 31);
+  for (const auto& [field, value, message] :
+       std::vector<std::tuple<const char*, Json, const char*>>{
+           {"layer_types", Json::Array{"full_attention"}, "expected 30 entries"},
+           {"layer_types", types("lfl"), "full_attention is supported in every n-th layer, or"},
+           {"layer_types", types("fl"), "full_attention is supported in every n-th layer, or"},
+           {"full_attention_interval", 0, "expected a number from 1"},
+           {"hidden_act", "gelu", "only \"silu\" is supported"},
+           {"attn_output_gate", false, "only true is supported"},
+           {"linear_conv_kernel_dim", 3, "only 4 is supported"},
+           {"partial_rotary_factor", 0.0, "expected a number over 0"},
+           {"partial_rotary_factor", 1e300, "expected a number over 0"},
+           {"num_experts", 4, "not supported for model_type qwen3_5_text"}})
+    EXPECT_THROW_WITH(every(field, value), InputError, message);
+  Json sliding = Json::Array{};
+  for (int i = 0; i < 30; ++i) sliding.push_back("sliding_attention");
+  EXPECT_THROW_WITH(every("layer_types", sliding), InputError,
+                    "known: linear_attention, full_attention");
+  // The width that is rotated.
+  ModelConfig odd = ModelConfig::from_json(config_of("qwen3_5_text").set("head_dim", 12));
+  EXPECT_THROW_WITH(odd.resolve(), InputError,
+                    "model.rotary_fraction: of the 12 elements of a head, 3 would be rotated");
+  ModelConfig sizes = ModelConfig::from_json(
+      config_of("qwen3_5_text").set("head_dim", 16).set("linear_num_value_heads", 17));
+  EXPECT_THROW_WITH(sizes.resolve(), InputError, "value_heads: 17 is no multiple of key_heads");
+}
+
+TEST(FamilyDefaults, RelativesOfQwen35AreRefusedByName) {
+  const auto whole = [](const Json& text) {
+    return Json().set("model_type", "qwen3_5").set("text_config", text);
+  };
+  for (const auto& [type, message] : {std::pair("qwen3_5_moe", "'qwen3_5_moe' is not supported: "),
+                                      {"qwen3_5_moe_text", "a model of Qwen3.5 with experts"},
+                                      {"qwen3_next", "a model with experts"},
+                                      {"qwen3_5_vision", "the image encoder of Qwen3.5"}}) {
+    EXPECT_THROW_WITH(ModelConfig::from_json(config_of(type)), InputError, message);
+    EXPECT_THROW_WITH(ModelConfig::from_json(whole(config_of(type))), InputError, message);
+  }
+  const auto with = [&](const char* field, const Json& value) {
+    return ModelConfig::from_json(whole(config_of("qwen3_5_text")).set(field, value));
+  };
+  EXPECT_TRUE(with("tie_word_embeddings", true).tie_embeddings);
+  EXPECT_THROW_WITH(with("text_config", 3), InputError, "text_config of model_type qwen3_5");
+  EXPECT_THROW_WITH(with("num_experts", 3), InputError, "num_experts is not supported");
+  EXPECT_THROW_WITH(with("quantization_config", Json().set("quant_method", "fp8")), InputError,
+                    "quantized weights (fp8) are not supported");
+  EXPECT_THROW_WITH(with("quantization_config",
+                         Json().set("quant_method", "bitsandbytes").set("load_in_8bit", true)),
+                    InputError, "8 or 4 bits are not supported in models with delta layers");
+}
+
 TEST(FamilyDefaults, WindowsAreThoseOfTransformers) {
   const auto window = [](const Json& json, int layer) {
     return ModelConfig::from_json(json).window_of(layer);
@@ -228,12 +300,20 @@ TEST(ModelConfig, ModelsOfAFamilysShapeAreSavedAsThatFamily) {
   EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.bias = c.tie_embeddings = true; }), "llama");
   EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.mlp = MlpType::kGeGluTanh; }), "llama");
   EXPECT_EQ(saved("qwen"), "qwen3");
+  EXPECT_EQ(saved("gated"), "qwen3_5_text");
+  const auto hybrid = [](ModelConfig& c) {
+    c.delta = {.full_every = 2, .key_heads = 1, .value_heads = 3, .key_dim = 4, .value_dim = 4};
+  };
+  EXPECT_EQ(saved("gated", hybrid), "qwen3_5_text");
+  EXPECT_EQ(saved("gated", [](ModelConfig& c) { c.delta.full_every = 9; }), "qwen3_5_text");
   EXPECT_EQ(saved("gpt2"), "gpt2");
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.mlp = MlpType::kGelu; }), "gpt2");
   // No family has these.
   EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.mlp = MlpType::kGelu; }), "cohort");
   EXPECT_EQ(saved("llama", [](ModelConfig& c) { c.norm = NormType::kLayer; }), "cohort");
   EXPECT_EQ(saved("qwen", [](ModelConfig& c) { c.bias = true; }), "cohort");
+  EXPECT_EQ(saved("gated", [](ModelConfig& c) { c.qk_norm = false; }), "cohort");
+  EXPECT_EQ(saved("qwen", hybrid), "cohort");
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.bias = false; }), "cohort");
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.num_kv_heads = 1; }), "cohort");
   EXPECT_EQ(saved("gpt2", [](ModelConfig& c) { c.head_dim = 6; }), "cohort");

@@ -54,14 +54,6 @@ std::vector<ModelCase> rule_cases() {
           make("soft_cap", [](ModelConfig& c) { c.soft_cap = 0.75; }),
           make("sinks", [](ModelConfig& c) { c.attention_sinks = true; }),
           make("part_rotated", [](ModelConfig& c) { c.rotary_fraction = 0.67; }),  // 4 of 6
-          make("gated",
-               [](ModelConfig& c) {
-                 c.num_kv_heads = 2;
-                 c.head_dim = 12;
-                 c.qk_norm = true;
-                 c.attention_gate = true;
-                 c.rotary_fraction = 0.5;
-               }),
           make("gated_plain",
                [](ModelConfig& c) {
                  c.norm = NormType::kLayer;
@@ -87,6 +79,14 @@ std::vector<ModelCase> model_cases() {
                                                c.qk_norm = true;
                                                c.head_dim = 10;
                                                c.tie_embeddings = true;
+                                             }),
+                                        make("gated",
+                                             [](ModelConfig& c) {
+                                               c.num_kv_heads = 2;
+                                               c.head_dim = 12;
+                                               c.qk_norm = true;
+                                               c.attention_gate = true;
+                                               c.rotary_fraction = 0.5;
                                              }),
                                         make("gpt2",
                                              [](ModelConfig& c) {
