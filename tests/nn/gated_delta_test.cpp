@@ -2,6 +2,8 @@
 #include "nn/gated_delta.h"
 
 #include "core/parallel.h"
+#include "nn/merge.h"
+#include "nn/model_folder.h"
 #include "tests/nn/models.h"
 
 namespace cohort {
@@ -95,6 +97,44 @@ TEST(HybridModels, HaveTheirParameters) {
     }
   }
   EXPECT_EQ(found, 3 * 9);
+}
+
+// A_log, dt_bias and the norm of a head, but not the convolution.
+TEST(HybridModels, SomeParametersStayInF32) {
+  const auto stays = [](const std::string& name) {
+    return name.ends_with("A_log") || name.ends_with("dt_bias") ||
+           name.ends_with("linear_attn.norm.weight");
+  };
+  const Transformer model(hybrid_config(), DType::kBF16, 1);
+  for (const NamedParameter& p : model.parameters()) {
+    EXPECT_EQ(p.value.dtype(), stays(p.name) ? DType::kF32 : DType::kBF16) << p.name;
+    EXPECT_EQ(p.grad().dtype(), DType::kF32) << p.name;
+    // Without weight decay.
+    EXPECT_TRUE(p.use == ParameterUse::kVector ||
+                !(stays(p.name) || p.name.ends_with("conv1d.weight")));
+  }
+  const test::TempDir folder;
+  save_weights(model, folder.path());
+  EXPECT_EQ(stored_dtype(folder.path()), "bfloat16");
+  const SafetensorsFile file(folder.path("model.safetensors"));
+  Transformer read(hybrid_config(), DType::kBF16, 2);
+  load_weights(read, folder.path());
+  Transformer wide(hybrid_config(), DType::kF32, std::nullopt);
+  load_weights(wide, folder.path());
+  round_weights(wide, "BF16");  // changes nothing
+  int kept = 0;
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const NamedParameter& p = model.parameters()[i];
+    EXPECT_EQ(file.stored_dtype(p.name), std::string(stays(p.name) ? "F32" : "BF16"));
+    EXPECT_TRUE(test::bit_equal(read.parameters()[i].value, p.value)) << p.name;
+    EXPECT_TRUE(test::bit_equal(wide.parameters()[i].value, p.value.to(DType::kF32))) << p.name;
+    kept +=
+        test::bit_equal(p.value.to(DType::kBF16).to(DType::kF32), p.value.to(DType::kF32)) ? 0 : 1;
+  }
+  EXPECT_EQ(kept, 2 * 3);  // bf16 could not hold A_log and dt_bias
+  // In f64 models they are f64.
+  const Transformer f64(hybrid_config(), DType::kF64, 1);
+  for (const NamedParameter& p : f64.parameters()) EXPECT_EQ(p.value.dtype(), DType::kF64);
 }
 
 TEST(HybridModels, ASequenceDoesNotDependOnThePacking) {
