@@ -464,10 +464,9 @@ void load_weights(Transformer& model, const std::string& dir, const std::string&
   if (!others.empty())
     logging::info("the tensors of other heads in ", folder.path(), " are left out: ", others);
   if (unused_bytes > 0)
-    log_once(
-        folder.path(),
-        str("the tensors ", join(unused, "*, "), "* in ", folder.path(), ", ", mib(unused_bytes),
-            ", are not of the text model and are left out, also of what is saved"));
+    log_once(folder.path(), str("the tensors ", join(unused, "*, "), "* in ", folder.path(), ", ",
+                                mib(unused_bytes),
+                                ", are left out: what is read and saved is the text model alone"));
   if (!fresh.empty())
     logging::info("the head is new, and ", folder.path(), " does not give it: ", fresh);
   reader.log_changes();

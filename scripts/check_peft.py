@@ -33,6 +33,9 @@ CASES = [
     ("qwen2", ["q_proj", "v_proj"], "q_proj,v_proj"),
     ("qwen2_window", ALL, ""),
     ("qwen3", ["down_proj"], "down_proj"),
+    ("qwen3_5_text", ALL, ""),
+    ("qwen3_5_text", ["in_proj_qkv", "q_proj"], "in_proj_qkv,q_proj"),
+    ("qwen3_5_text_delta", ALL, ""),
     ("mistral", ALL, ""),
     ("smollm3", ALL, ""),
     ("gemma", ALL, ""),
@@ -90,7 +93,7 @@ def log_probs(model):
     """Log-probs of the tokens of TEXT behind the first one."""
     ids = letters()(TEXT, return_tensors="pt").input_ids
     with torch.no_grad():
-        values = torch.log_softmax(model.eval()(ids).logits[0].double(), -1)
+        values = torch.log_softmax(model.eval()(ids, use_cache=False).logits[0].double(), -1)
     return [float(values[i, ids[0, i + 1]]) for i in range(ids.shape[1] - 1)]
 
 

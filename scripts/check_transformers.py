@@ -36,6 +36,9 @@ max_completion_length: 4
 MADE_HERE = {
     "LlamaForCausalLM": ["model.num_kv_heads=2", "model.bias=true"],
     "Qwen3ForCausalLM": ["model.qk_norm=true", "model.tie_embeddings=true"],
+    "Qwen3_5ForCausalLM": ["model.qk_norm=true", "model.attention_gate=true", "model.rotary_fraction=0.5",
+                           "model.delta.full_every=2", "model.delta.key_heads=2", "model.delta.value_heads=4",
+                           "model.delta.key_dim=8", "model.delta.value_dim=8"],
     "GPT2LMHeadModel": ["model.norm=layer_norm", "model.position=learned", "model.mlp=gelu_tanh", "model.bias=true"],
 }
 MADE_HERE_CONFIG = """trainer: pretrain
@@ -109,7 +112,7 @@ def compare(cohort, checkpoint, options):
     text = "ab cd xyz"
     ids = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():
-        expected = torch.log_softmax(model(ids).logits[0].double(), -1)
+        expected = torch.log_softmax(model(ids, use_cache=False).logits[0].double(), -1)
     out = subprocess.run([cohort, "logprobs", checkpoint, text] + options, check=True, capture_output=True, text=True)
     ours = json.loads(out.stdout)
     if ours["ids"] != ids[0].tolist():

@@ -17,7 +17,7 @@ struct Rotation {
   const int32_t* positions;
   const float* scales;  // for the last `scaled` heads; see Rope
   int64_t tokens;
-  int dim;                     // of a head
+  int dim;                     // elements per head
   int rotated, plain, scaled;  // heads per token that are rotated, and that are only copied
   float sign;                  // factor of the sines
   bool accumulate;

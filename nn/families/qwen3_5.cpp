@@ -15,7 +15,7 @@ int64_t read_interval(ConfigFile& file, int64_t layers) {
   const std::vector<std::string> types = file.texts("layer_types");
   if (types.empty()) return interval == 1 ? 0 : interval;
   if (std::ssize(types) != layers) file.refuse("layer_types", str("expected ", layers, " entries"));
-  int64_t every = 0;  // of the first layer with attention; 0: none has
+  int64_t every = 0;  // the first layer with attention has this number; 0: none
   for (int64_t i = 0; i < layers; ++i) {
     const std::string& type = types[static_cast<size_t>(i)];
     if (type != kFullLayer && type != kDeltaLayer)

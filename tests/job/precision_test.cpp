@@ -165,6 +165,12 @@ TEST_F(Precision, ModelsWithoutABoundAreRefused) {
   EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError,
                     "hint: remove the key precision.cache");
   config.norm_place = NormPlace::kBefore;
+  config.rotary_fraction = 0.5;
+  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError,
+                    "precision.cache: fp8 does not support gates of attention");
+  config.rotary_fraction = 1;
+  config.attention_gate = true;
+  EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "model.attention_gate");
   config.mask = MaskType::kFull;
   EXPECT_THROW_WITH(check_precision(config, DType::kF32), InputError, "is an encoder");
 }

@@ -135,7 +135,8 @@ TEST(ModelsWithImages, AreReadAsTheirTextModel) {
   logging::set_observer({});
   ASSERT_EQ(messages.size(), 1u);  // two folders were read
   EXPECT_TRUE(messages[0].find("the tensors model.visual.*, mtp.* in ") == 0) << messages[0];
-  EXPECT_TRUE(messages[0].find("0.0 MiB, are not of the text model and are left out") != npos);
+  EXPECT_TRUE(messages[0].find("0.0 MiB, are left out: what is read and saved is the text") !=
+              npos);
 }
 
 TEST(ModelsWithImages, AreSavedAsTheirTextModel) {

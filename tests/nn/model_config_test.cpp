@@ -214,6 +214,15 @@ TEST(ModelConfig, ResolveErrorsNameTheKey) {
             "model.num_kv_heads: 8 does not divide num_heads 4");
   EXPECT_EQ(resolve_error([](ModelConfig& c) { c.head_dim = 31; }),
             "model.head_dim: rotary positions need an even number, got 31");
+  for (const double fraction : {0.1, 0.01}) {
+    ModelConfig c;
+    c.rotary_fraction = fraction;
+    EXPECT_THROW_WITH(c.resolve(), InputError,
+                      str("model.rotary_fraction: of the 32 elements of a head, ",
+                          fraction == 0.1 ? 3 : 0, " would be rotated; expected an even number"));
+    c.position = PositionType::kExposb;
+    EXPECT_THROW_WITH(c.resolve(), InputError, "model.rotary_fraction: goes with position: rope");
+  }
   for (const PositionType position : {PositionType::kLearned, PositionType::kAlibi}) {
     ModelConfig c;
     c.head_dim = 31;

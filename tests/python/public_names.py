@@ -37,7 +37,7 @@ def differentiable(x: Array, w: cohort.Tensor, ids: Any) -> Iterator[cohort.Tens
     for unary in (ops.neg, ops.exp, ops.log, ops.sqrt, ops.square, ops.tanh, ops.sigmoid, ops.relu, ops.silu, ops.gelu,
                   ops.gelu_tanh, ops.swiglu, ops.geglu, ops.geglu_tanh, ops.sum):
         yield unary(x)
-    for binary in (ops.add, ops.sub, ops.mul, ops.div):
+    for binary in (ops.add, ops.sub, ops.mul, ops.div, ops.sigmoid_gate):
         yield binary(x, w)
     yield ops.flash_attention(x, x, x, causal=False, window=3, window_right=1, soft_cap=2.0, scale=0.5, slopes=w, bias=w, sinks=w,
                               prefix_lm=ids, tiles=ops.tile_mask(ids), cu_seqlens=ids, precision="fp8", scales=w, k_mean=w)

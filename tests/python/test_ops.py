@@ -350,6 +350,7 @@ TARGETS = np.array([0, 6, 3, 3, 1])
     (ops.sqrt, (POSITIVE,), np.sqrt),
     (ops.tanh, (X,), np.tanh),
     (ops.div, (X, POSITIVE), np.divide),
+    (ops.sigmoid_gate, (X, POSITIVE), lambda a, b: a / (1 + np.exp(-b))),
     (ops.sub, (X, POSITIVE), np.subtract),
     (ops.sum, (X,), lambda x: x.sum().reshape(1)),
     (lambda x: ops.scale(x, -2.5), (X,), lambda x: -2.5 * x),

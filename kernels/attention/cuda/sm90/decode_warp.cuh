@@ -68,7 +68,7 @@ struct DecodeWarp {
       angles.data = floats(inputs + Shape::kAngles);
       const int position = rows.position < p.rope.rows ? 0 : -1;
       angles.rows = 1;
-      const int packs = p.rope.half / 8;  // of the pairs of a row
+      const int packs = p.rope.half / 8;  // in half a row
       for (int i = static_cast<int>(threadIdx.x); i < (rows.count + 1) * packs;
            i += Shape::kComputing) {
         const int row = i / packs, column = i % packs * 8;
