@@ -7,8 +7,10 @@
 // times it, within the factor of 1.5. Cases of several ops get 1.0 more for each further one, and
 // so does attention, whose rounding points tests/kernels/attention_*_cuda_test.cpp check one by
 // one.
+#include <array>
 #include <cmath>
 
+#include "autograd/ops.h"
 #include "core/rng.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/test_util.h"
@@ -118,6 +120,22 @@ TEST_P(CudaOp, GivesTheSameBitsEveryTime) {
     for (size_t k = 0; k < inputs.size(); ++k)
       ASSERT_TRUE(bit_equal(again.gradients[k], first.gradients[k])) << "gradient " << k;
   }
+}
+
+// Weights in f32 beside rows in bf16 are rounded once, and have their gradient in f32.
+TEST(CudaRmsNorm, TakesWeightsInF32) {
+  COHORT_REQUIRE_GPU(device);
+  const Tensor x = random_tensor({7, 48}, DType::kF64, 1).to(DType::kBF16).to(device),
+               w = random_tensor({48}, DType::kF64, 2).to(DType::kF32).to(device),
+               dy = random_tensor({7, 48}, DType::kF64, 3).to(DType::kBF16).to(device);
+  const auto run = [&](const Tensor& weight) {
+    const Variable in = Variable::parameter(x), leaf = Variable::parameter(weight);
+    const Variable y = rms_norm(in, leaf, {.eps = 1e-6});
+    backward(y, dy);
+    return std::array{y.value(), in.grad(), leaf.grad()};
+  };
+  const auto found = run(w), expected = run(w.to(DType::kBF16));
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(bit_equal(found[i], expected[i])) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaOp, testing::ValuesIn(cases_on_gpus()),

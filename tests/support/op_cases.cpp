@@ -312,46 +312,39 @@ Tensor rope_table(int64_t positions, int64_t dim, const Variable& like) {
 
 void add_rope(Table& table) {
   struct Size {
-    int64_t heads, kv_heads, dim;
+    int64_t heads, kv_heads, dim, rotated;
     std::vector<int32_t> positions;
   };
-  for (const Size& size :
-       {Size{1, 1, 2, {3}}, Size{2, 2, 6, {0, 1, 2, 0, 9}}, Size{4, 1, 10, {5, 5, 8}}}) {
+  for (const Size& size : {Size{1, 1, 2, 2, {3}}, Size{2, 2, 6, 6, {0, 1, 2, 0, 9}},
+                           Size{4, 1, 10, 10, {5, 5, 8}}, Size{4, 1, 10, 4, {5, 5, 8}}}) {
     const Shape shape{static_cast<int64_t>(size.positions.size()), size.heads + 2 * size.kv_heads,
                       size.dim};
+    const std::string name = str(shape.str(), " of which ", size.rotated, " rotate");
     const auto rotate = [size](Variable x) {
-      const Tensor at = ids(size.positions, x), angles = rope_table(10, size.dim, x);
+      const Tensor at = ids(size.positions, x), angles = rope_table(10, size.rotated, x);
       return rope(std::move(x), at, angles, size.kv_heads);
     };
     table.push_back(
-        {"rope", shape.str(), inputs({{shape}}), [rotate](Inputs in) { return rotate(in[0]); }});
-    if (size.dim > 2)
-      table.push_back(
-          {"rope", shape.str() + " of which 4 rotate", inputs({{shape}}), [size](Inputs in) {
-             const Variable x = scale(in[0], -1.5);
-             return add(rope(in[0], ids(size.positions, x), rope_table(10, 4, x), size.kv_heads),
-                        rope(x, ids(size.positions, x), rope_table(10, 4, x), size.kv_heads));
-           }});
-    table.push_back({"rope", shape.str() + " in place", inputs({{shape}}),
+        {"rope", name, inputs({{shape}}), [rotate](Inputs in) { return rotate(in[0]); }});
+    table.push_back({"rope", name + " in place", inputs({{shape}}),
                      [rotate](Inputs in) { return scale(rotate(scale(in[0], -1.5)), 2); }});
   }
 }
 
 void add_gates(Table& table) {
+  const auto fn = [](const Variable& x) {
+    const auto [qkv, gates] = split_gates(x, 3, 4);
+    return add(sum(square(qkv)), sum(square(gates)));
+  };
   // 3 queries of 4 elements on 2 keys, and without keys.
-  for (const int64_t width : {40, 24}) {
-    const auto split = [](const Variable& x) { return split_gates(x, 3, 4); };
-    table.push_back({"split_gates", str(width, " columns"), inputs({{{5, width}}}), [=](Inputs in) {
-                       const auto [qkv, gates] = split(square(in[0]));
-                       return add(sum(mul(qkv, qkv)), sum(gates));
-                     }});
-    table.push_back({"split_gates", str(width, " columns, used outside too"),
-                     inputs({{{5, width}}}), [=](Inputs in) {
-                       const Variable x = scale(in[0], 1.5);
-                       const auto [qkv, gates] = split(x);
-                       return add(add(sum(square(qkv)), sum(tanh(gates))), sum(square(x)));
-                     }});
-  }
+  for (const int64_t width : {40, 24})
+    table.push_back({"split_gates", str(width, " columns"), inputs({{{5, width}}}),
+                     [=](Inputs in) { return fn(in[0]); }});
+  table.push_back(
+      {"split_gates", "its input used outside too", inputs({{{5, 40}}}), [=](Inputs in) {
+         const Variable x = scale(in[0], 1.5);
+         return add(fn(x), sum(square(x)));
+       }});
   table.push_back({"split_gates", "gates alone", inputs({{{5, 40}}}),
                    [](Inputs in) { return square(split_gates(in[0], 3, 4).gates); }});
 }
