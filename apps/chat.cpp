@@ -50,7 +50,7 @@ ModelSettings chat_settings(const ChatOptions& options, const LoadedModel& loade
 // chat template, as such a model is none to chat with.
 ChatFormat format_of(const LoadedModel& loaded, const std::string& model, const DataConfig& data,
                      SamplingConfig& sampling) {
-  loaded.model->config().require_generation();
+  loaded.model->config().require_decoder();
   if (!find_chat_template(loaded.tokenizer->files()))
     throw InputError(str(loaded.checkpoint,
                          " has no chat template (chat_template.jinja, or a field of "

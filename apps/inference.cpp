@@ -274,7 +274,7 @@ int generate(const GenerateOptions& options) {
         str("--best-of: expected at least --num ", options.num, ", got ", options.best_of));
   const NamedAdapters adapters(options.adapters);
   const LoadedModel loaded = adapters.load(options);
-  loaded.model->config().require_generation();
+  loaded.model->config().require_decoder();
   std::optional<std::string> config;
   if (options.input == GenerateOptions::Input::kFields)
     config = config_of(options.config, loaded.checkpoint,

@@ -135,6 +135,11 @@ struct DeltaVariables {
   Variable w;               // [2 Hk D + Hv D, 4]
   Variable a_log, dt_bias;  // [Hv] in accumulate_dtype()
 };
+// Uninitialised q, k, v, g and beta of kernels::DeltaInputs for the rows of x.
+struct DeltaTensors {
+  Tensor q, k, v, g, beta;
+};
+DeltaTensors empty_delta_tensors(const Tensor& x, const DeltaDims& dims);
 Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc = {});
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);

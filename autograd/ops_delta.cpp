@@ -5,11 +5,6 @@
 namespace cohort {
 namespace {
 
-// Queries, keys, values and gates, or their gradients.
-struct DeltaTensors {
-  Tensor q, k, v, g, beta;
-};
-
 // A call on values, from which the backward makes queries, keys, values and gates again.
 struct DeltaNode {
   Tensor x, b, a, w, a_log, dt_bias, cu_seqlens;
@@ -17,16 +12,8 @@ struct DeltaNode {
   kernels::GatedDeltaDesc desc;
   Tensor u;
 
-  DeltaTensors empty() const {
-    const int64_t tokens = x.dim(0);
-    const DType statistic = accumulate_dtype(x.dtype());
-    const Tensor keys = Tensor::empty({tokens, dims.key_heads, dims.dim}, x.dtype(), x.device()),
-                 values = Tensor::empty({tokens, dims.heads, dims.dim}, x.dtype(), x.device()),
-                 gates = Tensor::empty({tokens, dims.heads}, statistic, x.device());
-    return {keys, Tensor::empty_like(keys), values, gates, Tensor::empty_like(gates)};
-  }
   DeltaTensors inputs() const {
-    DeltaTensors t = empty();
+    DeltaTensors t = empty_delta_tensors(x, dims);
     kernels::delta_inputs({.q = t.q,
                            .k = t.k,
                            .v = t.v,
@@ -43,7 +30,7 @@ struct DeltaNode {
     return t;
   }
   DeltaTensors gradients(const Tensor& dy, const DeltaTensors& t) const {
-    DeltaTensors d = empty();
+    DeltaTensors d = empty_delta_tensors(x, dims);
     kernels::gated_delta_backward({.dq = {d.q},
                                    .dk = {d.k},
                                    .dv = {d.v},
@@ -87,6 +74,15 @@ struct DeltaNode {
 };
 
 }  // namespace
+
+DeltaTensors empty_delta_tensors(const Tensor& x, const DeltaDims& dims) {
+  const int64_t tokens = x.dim(0);
+  const DType statistic = accumulate_dtype(x.dtype());
+  const Tensor keys = Tensor::empty({tokens, dims.key_heads, dims.dim}, x.dtype(), x.device()),
+               values = Tensor::empty({tokens, dims.heads, dims.dim}, x.dtype(), x.device()),
+               gates = Tensor::empty({tokens, dims.heads}, statistic, x.device());
+  return {keys, Tensor::empty_like(keys), values, gates, Tensor::empty_like(gates)};
+}
 
 Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc) {

@@ -362,10 +362,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty())
     learner->optimizer().load(
         SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
-  if (has_completions(setup.config.batch.trainer)) {
-    learner->model().config().require_generation();
-    load_problems(setup, *this);
-  }
+  if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
   if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
     pair_references = cohort::pair_references(

@@ -468,7 +468,6 @@ std::vector<StagePreview> preview_plan(const RunPlan& plan) {
       apply_adapters(config.model.lora, start.config, start.config.lora.rank > 0,
                      "the stage before");
     }
-    if (has_completions(config.batch.trainer)) start.config.require_generation();
     out.push_back(preview_stage(config, start, std::span(plan.stages).first(out.size())));
   }
   return out;

@@ -232,7 +232,7 @@ Json sample_problems(const RunPlan& plan, const LoadedModel& loaded, const Sampl
   const TrainConfig& config = plan.stages.back();
   const ModelConfig& model = loaded.model->config();
   const Tokenizer& tokenizer = *loaded.tokenizer;
-  model.require_generation();
+  model.require_decoder();
   check_request(config, request);
   const RewardSet rewards(config.rewards,
                           config.data.task.empty() ? nullptr : &find_task(config.data.task));

@@ -26,6 +26,12 @@ void set_elements(const SetElements& args) {
   on_device<cpu::set_elements, cuda::set_elements>(args.t.device(), args);
 }
 
+void row_states(const RowStates& args) {
+  ArgumentCheck("row_states")("i32 [n] states, rows; i32 [R] table", args.states, args.rows,
+                              args.table);
+  on_device<cpu::row_states, cuda::row_states>(args.states.device(), args);
+}
+
 void set_rows(const SetRows& args) {
   ArgumentCheck("set_rows")("[S, ...] t; i32 [n] at; [n, ...] rows", args.t, args.at, args.rows);
   on_device<cpu::set_rows, cuda::set_rows>(args.t.device(), args);

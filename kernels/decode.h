@@ -42,6 +42,15 @@ struct SetElements {
 };
 COHORT_KERNEL(void set_elements(const SetElements& args));
 
+// states[i] = table[rows[i]]; -1 where rows[i] is negative. On the CPU throws Error for another row
+// than those of the table, and for one whose element is negative.
+struct RowStates {
+  Tensor& states;       // [n] i32
+  const Tensor& rows;   // [n] i32
+  const Tensor& table;  // [R] i32
+};
+COHORT_KERNEL(void row_states(const RowStates& args));
+
 // t[at[i], :] = rows[i, :].
 struct SetRows {
   Tensor& t;           // [S, ...] of any dtype

@@ -39,13 +39,15 @@ struct DeltaInputs {
 };
 COHORT_KERNEL(void delta_inputs(const DeltaInputs& args));
 
+// Inputs that are kept of a sequence in progress.
+inline constexpr int64_t kDeltaRing = 8;
 // Prefill and decode: token t is the one at positions[t] of the sequence whose earlier inputs are
-// in ring states[t], that of position p at p % 8; positions below 0 are not read. Tokens of a state
-// are adjacent and ascending. The call writes its tokens to the ring. The bits are those of the
-// packed call for any division of a sequence into calls. The next call may continue at up to five
-// positions before the end of this one. A token is idle if its state or position is negative: it
-// gives zeros, and neither reads nor writes a ring. Throws Error before anything is written for a
-// state that is not below N, or that has tokens elsewhere in the call.
+// in ring states[t], that of position p at p % 8 (kDeltaRing); positions below 0 are not read.
+// Tokens of a state are adjacent and ascending. The call writes its tokens to the ring. The bits
+// are those of the packed call for any division of a sequence into calls. The next call may
+// continue at up to five positions before the end of this one. A token is idle if its state or
+// position is negative: it gives zeros, and neither reads nor writes a ring. Throws Error before
+// anything is written for a state that is not below N, or that has tokens elsewhere in the call.
 struct DeltaInputsCached {
   Tensor& ring;                  // [N, 8, C], of x's dtype; ring[i] has any stride
   Tensor &q, &k, &v, &g, &beta;  // as in DeltaInputs, also below

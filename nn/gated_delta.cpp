@@ -40,8 +40,9 @@ Variable GatedDelta::operator()(const Variable& x, const Pass& pass) const {
                           conv_,
                           a_log_,
                           dt_bias_};
-  const Variable o = pass.mixing->gated_delta(
-      {.layer = layer_, .in = in, .dims = {d.key_heads, d.value_heads, d.value_dim}});
+  const Variable o = pass.mixing->gated_delta({.layer = config_->layer_of_kind(layer_),
+                                               .in = in,
+                                               .dims = {d.key_heads, d.value_heads, d.value_dim}});
   const Variable gate = reshape(silu(columns(rows, z, d.values())), o.shape()),
                  y = mul(rms_norm(o, norm_, {config_->norm_eps}), gate);
   return layers_[kOut](reshape(y, {tokens, d.values()}), pass.options.adapters);

@@ -114,11 +114,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                          static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
   }
   if (shape.rollout_sequences > 0) {
-    KVCacheConfig cache{.num_layers = c.num_layers,
-                        .num_kv_heads = c.num_kv_heads,
-                        .head_dim = c.head_dim,
-                        .num_sequences = shape.rollout_sequences,
-                        .max_length = shape.rollout_length};
+    KVCacheConfig cache = cache_config(c, shape.rollout_sequences, 0);
+    cache.max_length = shape.rollout_length;
     // As the engine does: a block more than the longest sequence at least.
     const int64_t longest = ceil_div(shape.rollout_length, cache.block_tokens);
     if (shape.max_cache_tokens > 0)

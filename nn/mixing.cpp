@@ -1,6 +1,22 @@
 #include "nn/mixing.h"
 
+#include "kernels/decode.h"
+#include "kernels/delta_inputs.h"
+
 namespace cohort {
+
+KVCacheConfig cache_config(const ModelConfig& c, int64_t num_sequences, int64_t num_blocks) {
+  const auto layers = static_cast<int>(c.num_layers);
+  int delta = 0;
+  for (int i = 0; i < layers; ++i) delta += c.is_delta(i) ? 1 : 0;
+  return {.num_layers = layers - delta,
+          .num_kv_heads = c.num_kv_heads,
+          .head_dim = c.head_dim,
+          .num_sequences = num_sequences,
+          .max_length = c.context,
+          .num_blocks = num_blocks,
+          .state = {delta, c.delta.key_heads, c.delta.value_heads, c.delta.value_dim}};
+}
 
 Variable PackedMixing::attention(AttentionCall call) const {
   Variable& qkv = call.qkv;
@@ -14,6 +30,24 @@ Variable PackedMixing::attention(AttentionCall call) const {
 
 Variable PackedMixing::gated_delta(const DeltaCall& call) const {
   return cohort::gated_delta(call.in, call.dims, batch_.cu_seqlens, {.prefixes = batch_.prefixes});
+}
+
+int64_t block_bytes(const ModelConfig& model, DType dtype) {
+  return KVCache::bytes(cache_config(model, 0, 1), dtype);
+}
+
+int64_t state_bytes(const ModelConfig& model, DType dtype) {
+  return KVCache::bytes(cache_config(model, 1, 1), dtype) - block_bytes(model, dtype);
+}
+
+CachedMixing::CachedMixing(Tensor sequences, Tensor positions, KVCache& cache, CachedStep step)
+    : sequences_(std::move(sequences)),
+      positions_(std::move(positions)),
+      cache_(cache),
+      step_(step) {
+  if (!cache.has_states()) return;
+  states_ = Tensor::empty_like(sequences_);
+  kernels::row_states({.states = states_, .rows = sequences_, .table = cache.row_states()});
 }
 
 Variable CachedMixing::attention(AttentionCall call) const {
@@ -34,8 +68,27 @@ Variable CachedMixing::attention(AttentionCall call) const {
   return Variable(rows);
 }
 
-Variable CachedMixing::gated_delta(const DeltaCall& /*call*/) const {
-  throw Error("[mixing] there is no cache of delta layers");
+Variable CachedMixing::gated_delta(const DeltaCall& call) const {
+  auto& [state, ring] = cache_.delta_layer(call.layer);
+  const auto& [x, b, a, w, a_log, dt_bias] = call.in;
+  DeltaTensors t = empty_delta_tensors(x.value(), call.dims);
+  kernels::delta_inputs_cached({.ring = ring,
+                                .q = t.q,
+                                .k = t.k,
+                                .v = t.v,
+                                .g = t.g,
+                                .beta = t.beta,
+                                .x = x.value(),
+                                .w = w.value(),
+                                .b = b.value(),
+                                .a = a.value(),
+                                .a_log = a_log.value(),
+                                .dt_bias = dt_bias.value(),
+                                .states = states_,
+                                .positions = positions_});
+  Tensor o = Tensor::empty_like(t.v);
+  kernels::gated_delta_cached({o, state, t.q, t.k, t.v, t.g, t.beta, states_, positions_});
+  return Variable(o);
 }
 
 }  // namespace cohort

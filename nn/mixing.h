@@ -6,6 +6,12 @@
 
 namespace cohort {
 
+// The cache of a model.
+KVCacheConfig cache_config(const ModelConfig& model, int64_t num_sequences, int64_t num_blocks);
+// Bytes of a block of it, and of the states of a sequence.
+int64_t block_bytes(const ModelConfig& model, DType dtype);
+int64_t state_bytes(const ModelConfig& model, DType dtype);
+
 // Tokens of forward_cached(): any (prefill), or one per cache row (decode).
 enum class CachedStep { kPrefill, kDecode };
 
@@ -22,16 +28,13 @@ class PackedMixing : public Mixing {
 // Token t is that of cache row sequences[t] at positions[t]. Refers to `cache`.
 class CachedMixing : public Mixing {
  public:
-  CachedMixing(Tensor sequences, Tensor positions, KVCache& cache, CachedStep step)
-      : sequences_(std::move(sequences)),
-        positions_(std::move(positions)),
-        cache_(cache),
-        step_(step) {}
+  CachedMixing(Tensor sequences, Tensor positions, KVCache& cache, CachedStep step);
   Variable attention(AttentionCall call) const override;
   Variable gated_delta(const DeltaCall& call) const override;
 
  private:
   Tensor sequences_, positions_;
+  Tensor states_;  // of the sequences; undefined: the cache has none
   KVCache& cache_;
   CachedStep step_;
 };

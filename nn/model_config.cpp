@@ -119,14 +119,6 @@ void ModelConfig::require_decoder() const {
         "or embed");
 }
 
-void ModelConfig::require_generation() const {
-  require_decoder();
-  if (has_delta())
-    throw InputError(
-        "model.delta: models with delta layers do not generate text yet; hint: trainers pretrain "
-        "and dpo, and cohort eval, logprobs or embed");
-}
-
 void ModelConfig::set_head(HeadType type, std::vector<std::string> names) {
   if (type == HeadType::kClasses && names.size() < 2)
     throw InputError(str("classes: expected at least two labels, got ", names.size()));

@@ -191,6 +191,12 @@ struct ModelConfig {
   }
   bool has_delta() const { return delta.full_every > 0; }
   bool is_delta(int layer) const { return has_delta() && (layer + 1) % delta.full_every != 0; }
+  // The number of layers before this one that are of its kind, attention or delta.
+  int layer_of_kind(int layer) const {
+    int count = 0;
+    for (int i = 0; i < layer; ++i) count += is_delta(i) == is_delta(layer) ? 1 : 0;
+    return count;
+  }
   bool is_rotary(int layer) const {
     return is_rotated() && (family.rotary.empty() || family.rotary[static_cast<size_t>(layer)]);
   }
@@ -222,8 +228,6 @@ struct ModelConfig {
   }
   // Throws InputError for an encoder.
   void require_decoder() const;
-  // Throws InputError for an encoder, and for delta layers, which have no cache yet.
-  void require_generation() const;
   // Changes the head, in `file` too. Throws InputError for classes without two labels.
   void set_head(HeadType type, std::vector<std::string> names = {});
   // Says whether messages may advise a larger context, of a model that is trained.

@@ -150,8 +150,9 @@ void SelfAttention::write_kv_scales(const Norm& norm) const {
 Variable SelfAttention::operator()(const Variable& x, const Pass& pass) const {
   const ModelConfig& c = *config_;
   const int64_t tokens = x.value().rows();
-  AttentionCall call{
-      .layer = layer_, .num_kv_heads = c.num_kv_heads, .padding = layers_[kOut].input_padding()};
+  AttentionCall call{.layer = c.layer_of_kind(layer_),
+                     .num_kv_heads = c.num_kv_heads,
+                     .padding = layers_[kOut].input_padding()};
   call.desc.mask = c.mask;
   call.desc.window = c.window_of(layer_);
   call.desc.soft_cap = c.soft_cap;

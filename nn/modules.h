@@ -31,7 +31,7 @@ struct ForwardOptions {
 
 // One layer's attention: rotary positions and attention of its heads.
 struct AttentionCall {
-  int layer = 0;
+  int layer = 0;  // among those with attention
   int64_t num_kv_heads = 0;
   kernels::AttentionDesc desc;
   AttentionTerms terms;
@@ -43,7 +43,7 @@ struct AttentionCall {
 
 // One layer's gated delta rule.
 struct DeltaCall {
-  int layer = 0;
+  int layer = 0;  // among the delta layers
   DeltaVariables in;
   DeltaDims dims;
 };

@@ -39,6 +39,16 @@ void set_elements(const SetElements& args) {
     args.t.data<int32_t>()[args.at.data<int32_t>()[i]] = args.values.data<int32_t>()[i];
 }
 
+void row_states(const RowStates& args) {
+  const int32_t* const table = args.table.data<int32_t>();
+  for (int64_t i = 0; i < args.rows.numel(); ++i) {
+    const int32_t row = args.rows.data<int32_t>()[i];
+    COHORT_CHECK(row < args.table.numel() && (row < 0 || table[row] >= 0), "[row_states] token ", i,
+                 ": row ", row, " of ", args.table.numel(), " has no state");
+    args.states.data<int32_t>()[i] = row < 0 ? -1 : table[row];
+  }
+}
+
 void set_rows(const SetRows& args) {
   if (args.at.numel() == 0) return;
   const size_t bytes = static_cast<size_t>(args.rows.nbytes() / args.at.numel());

@@ -14,7 +14,7 @@
 namespace cohort::kernels::cpu {
 namespace {
 
-constexpr int64_t kTaps = 4, kRingRows = 8;
+constexpr int64_t kTaps = 4, kRingRows = kDeltaRing;
 
 // The inputs of one row's convolution, the oldest first. Null: the row is idle.
 template <class T>

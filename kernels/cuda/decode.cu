@@ -52,6 +52,12 @@ __global__ void set_elements_kernel(int32_t* t, const int32_t* at, const int32_t
   if (i < n) t[at[i]] = values[i];
 }
 
+__global__ void row_states_kernel(int32_t* states, const int32_t* rows, const int32_t* table,
+                                  int64_t n) {
+  const int64_t i = element();
+  if (i < n) states[i] = rows[i] < 0 ? -1 : table[rows[i]];
+}
+
 // A block copies one row of `words` words.
 template <class Word>
 __global__ void set_rows_kernel(Word* t, const int32_t* at, const Word* rows, int64_t words) {
@@ -103,6 +109,13 @@ void set_elements(const SetElements& args) {
   const int64_t n = args.at.numel();
   launch("set_elements", set_elements_kernel, grid_for(n), args.t.device(),
          pointer<int32_t>(args.t), pointer<int32_t>(args.at), pointer<int32_t>(args.values), n);
+}
+
+void row_states(const RowStates& args) {
+  const int64_t n = args.rows.numel();
+  launch("row_states", row_states_kernel, grid_for(n), args.states.device(),
+         pointer<int32_t>(args.states), pointer<int32_t>(args.rows), pointer<int32_t>(args.table),
+         n);
 }
 
 void set_rows(const SetRows& args) {

@@ -31,25 +31,17 @@ Tensor rows_of(const Tensor& table, const std::vector<int32_t>& rows) {
 
 }  // namespace
 
-KVCacheConfig cache_config(const ModelConfig& c, int64_t num_sequences, int64_t num_blocks) {
-  return {.num_layers = c.num_layers,
-          .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
-          .num_sequences = num_sequences,
-          .max_length = c.context,
-          .num_blocks = num_blocks};
-}
-
 Engine::Engine(const Transformer& model, const EngineConfig& config)
     : model_(model),
       config_(config),
       max_pending_(model.device().is_cuda() ? 1 : 0),
       weight_bytes_(weight_bytes(model)),
-      block_bytes_(KVCache::bytes(cache_config(model.config(), 0, 1), model.cache_dtype())),
-      scheduler_(config) {}
+      block_bytes_(std::max<int64_t>(1, block_bytes(model.config(), model.cache_dtype()))),
+      state_bytes_(state_bytes(model.config(), model.cache_dtype())),
+      scheduler_(config, static_cast<double>(state_bytes_) / static_cast<double>(block_bytes_)) {}
 
 int64_t Engine::submit(EngineRequest in) {
-  model_.config().require_generation();
+  model_.config().require_decoder();
   const auto prompt = static_cast<int64_t>(in.prompt.size());
   const int64_t longest = std::max(in.max_length, in.session_length);
   COHORT_CHECK(prompt > 0 && prompt < in.max_length && longest <= model_.config().context,
@@ -159,7 +151,8 @@ void Engine::release_cache() {
 EngineStats Engine::stats() const {
   EngineStats out{scheduler_.stats()};
   out.decode_bytes = weight_bytes_ * out.decode_steps +
-                     block_bytes_ / KVCacheConfig::kBlockTokens * out.decode_cache_tokens;
+                     block_bytes_ / KVCacheConfig::kBlockTokens * out.decode_cache_tokens +
+                     state_bytes_ * out.decode_rows;
   return out;
 }
 

@@ -9,10 +9,11 @@
 //     for (const EngineToken& t : engine.poll()) ...
 //
 // A request is a prompt and the sampling parameters of its completions. The prompt is prefilled
-// once, and its completions share the blocks of its keys and values. Sequences allocate blocks as
-// they grow; when the cache is full, the youngest sequence is preempted and recomputed later. The
-// sampled tokens depend on the request alone, to the bit: not on concurrent requests, nor on the
-// size of the cache. The scheduler decides what a step computes; the engine enqueues it.
+// once, and its completions share the blocks of its keys and values, and start with copies of its
+// state in delta layers. Sequences allocate blocks as they grow; when the cache is full, the
+// youngest sequence is preempted and recomputed later. The sampled tokens depend on the request
+// alone, to the bit: not on concurrent requests, nor on the size of the cache. The scheduler
+// decides what a step computes; the engine enqueues it.
 //
 // A step that runs out of memory ends no request: its sequences are recomputed with a cache of half
 // the size (Scheduler::shrink()). This limit stays for the life of the engine, as other users of
@@ -36,11 +37,8 @@
 
 namespace cohort {
 
-// The cache of a model.
-KVCacheConfig cache_config(const ModelConfig& model, int64_t num_sequences, int64_t num_blocks);
-
 struct EngineStats : SchedulerStats {
-  int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps
+  int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps, states as a whole
 };
 
 class Engine {
@@ -109,7 +107,8 @@ class Engine {
   const EngineConfig config_;
   const size_t max_pending_;    // sampling steps that may be in flight while the next is enqueued
   const int64_t weight_bytes_;  // read per decode step
-  const int64_t block_bytes_;
+  const int64_t block_bytes_;   // 1 if no layer has keys and values
+  const int64_t state_bytes_;   // of a sequence; 0: the model has no states
   Scheduler scheduler_;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;

@@ -1,12 +1,17 @@
 #include "rl/engine/scheduler.h"
 
 #include <bit>
+#include <cmath>
+#include <ranges>
 #include <set>
 
 #include "core/check.h"
 #include "core/sizes.h"
 
 namespace cohort {
+
+// States of a cache for each of its rows (KVCacheConfig::count_states()).
+static constexpr double kStatesPerRow = 1.125;
 
 int64_t Scheduler::submit(EngineRequest in) {
   const int64_t id = next_request_++;
@@ -44,15 +49,13 @@ void Scheduler::end_turn(int64_t request, int64_t completion, int64_t length) {
   COHORT_CHECK(s->request->is_session() && !s->closed && sampled > 0 &&
                    sampled <= static_cast<int64_t>(s->output.size()),
                "[engine] a turn cannot end after ", length, " tokens");
+  const int64_t computed = s->length() - 1;  // in the cache, at most
   s->output.resize(static_cast<size_t>(sampled));
   if (s->done) {  // later tokens have ended it
     keep(*s, std::min(s->kept_length, length - 1));
     return;
   }
-  if (std::ranges::find(running_, s) != running_.end()) {
-    s->kept = table_->hold(s->slot, length - 1);
-    s->kept_length = length - 1;
-  }
+  if (std::ranges::find(running_, s) != running_.end()) hold(*s, length - 1, computed);
   stop(*s);
   leave(s);
 }
@@ -119,7 +122,16 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
     out.limits = out.limits.with(s->request->limits);
   }
   const auto count = static_cast<int64_t>(waiting_.size());
-  const int64_t concurrent = std::min(config_.concurrent(count), memory_limits_.sequences);
+  int64_t concurrent = std::min(config_.concurrent(count), memory_limits_.sequences);
+  if (state_blocks_ > 0 && config_.max_cache_tokens == 0) {
+    // Each sequence is expected to reach half of its maximum length.
+    const double of_states = kStatesPerRow * state_blocks_,
+                 each = of_states + static_cast<double>(expected) /
+                                        static_cast<double>(2 * std::max<int64_t>(1, count));
+    const auto fitting = static_cast<int64_t>(static_cast<double>(allowed_blocks) / each);
+    concurrent = std::max<int64_t>(1, std::min(concurrent, fitting));
+    allowed_blocks -= static_cast<int64_t>(std::ceil(of_states * static_cast<double>(concurrent)));
+  }
   // Eight sizes per power of two, so that the next requests are likely to fit the same cache.
   const auto rounded = [](int64_t n) {
     return round_up(n, std::max<int64_t>(1, std::bit_floor(static_cast<uint64_t>(n)) / 8));
@@ -161,6 +173,9 @@ bool Scheduler::shrink(const Capacity& failed) {
   Limits& l = memory_limits_;
   if (failed.num_blocks > wanted_capacity(0).num_blocks) {
     l.blocks = failed.num_blocks / 2;
+    if (kStatesPerRow * state_blocks_ * static_cast<double>(failed.num_sequences) >
+        static_cast<double>(failed.num_blocks))
+      l.sequences = std::max<int64_t>(1, failed.num_sequences / 2);
     return true;
   }
   // A prefill computes no more tokens than the cache holds.
@@ -185,7 +200,10 @@ std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
   std::vector<Chunk> chunks;
   int64_t budget = memory_limits_.prefill_tokens;
   std::erase_if(prefills_, [&](const SequencePtr& s) {
-    const int64_t begin = s->prefilled, count = std::min(budget, s->prefill_length() - begin);
+    // The state of a prompt is held where its last token is that of a chunk.
+    const int64_t begin = s->prefilled, prompt = s->request->prompt_length(),
+                  end = table_->has_states() && begin < prompt ? prompt : s->prefill_length(),
+                  count = std::min(budget, end - begin);
     s->prefilled += count;
     budget -= count;
     if (count > 0) chunks.push_back({s, begin, s->prefilled});
@@ -221,14 +239,13 @@ bool Scheduler::should_admit() {
 // blocks.
 bool Scheduler::enter_cache(Sequence& s) {
   if (!s.kept.empty() &&
-      table_->blocks_for(s.prefill_length()) - static_cast<int64_t>(s.kept.size()) >
-          table_->free_blocks())
+      table_->blocks_for(s.prefill_length()) - std::ssize(s.kept.blocks) > table_->free_blocks())
     return false;
   const int32_t row = table_->acquire();
   const Request& request = *s.request;
   const bool shares = s.kept.empty() && request.is_computed();
   if (!s.kept.empty()) table_->resume(row, std::exchange(s.kept, {}));
-  if ((shares && !table_->start_with(row, request.blocks, request.prompt_length())) ||
+  if ((shares && !table_->start_with(row, request.held, request.prompt_length())) ||
       !table_->reserve(row, s.prefill_length())) {
     table_->release(row);
     return false;
@@ -239,13 +256,13 @@ bool Scheduler::enter_cache(Sequence& s) {
 }
 
 // Calls enter_cache() if `spare` blocks are free besides the sequence's own or no sequence is in
-// the cache, and evicts blocks kept between turns for that.
+// the cache, and evicts what is kept between turns for that, and for a state spare prompts first.
 bool Scheduler::evict_for(Sequence& s, int64_t spare) {
-  const int64_t needed =
-      table_->blocks_for(s.prefill_length()) - static_cast<int64_t>(s.kept.size()) + spare;
+  const int64_t needed = table_->blocks_for(s.prefill_length()) - std::ssize(s.kept.blocks) + spare;
   do {
     if ((is_idle() || spare == 0 || table_->free_blocks() >= needed) && enter_cache(s)) return true;
-  } while (evict_kept());
+  } while ((table_->lacks_state() && s.kept.empty() && evict_spare_prompt(*s.request)) ||
+           evict_kept());
   return false;
 }
 
@@ -295,9 +312,13 @@ Scheduler::Sequences Scheduler::schedule_starts(const std::vector<Chunk>& comput
   for (const Chunk& chunk : computed) {
     Request& request = *chunk.sequence->request;
     if (chunk.completes_prompt())
-      request.blocks = table_->hold(chunk.sequence->slot, request.prompt_length());
+      request.held = table_->hold(chunk.sequence->slot, request.prompt_length());
   }
   if (!computed.empty()) fork_completions();
+  for (const Chunk& chunk : computed)
+    if (Request& request = *chunk.sequence->request;
+        chunk.completes_prompt() && !table_->own_state(request.held))
+      evict_prompt(request);
   for (const SequencePtr& s : ready_) {
     if (s->output.empty()) ++s->in_flight;
     running_.push_back(s);
@@ -323,6 +344,7 @@ Scheduler::Decode Scheduler::schedule_decode(size_t unread_steps) {
   for (const SequencePtr& s : running_) {
     if (s->is_full()) continue;
     stats_.decode_cache_tokens += s->length();
+    ++stats_.decode_rows;
     ++s->in_flight;
     ready = true;
   }
@@ -389,17 +411,37 @@ bool Scheduler::evict_kept() {
   return false;
 }
 
-// Keeps the blocks of the first `length` of the tokens whose blocks are kept, and frees the others.
+// Evicts the youngest prompt that no completion waits for. Returns false if there is none.
+bool Scheduler::evict_spare_prompt(const Request& not_this) {
+  for (auto& [id, request] : requests_ | std::views::reverse) {
+    const bool waits = std::ranges::any_of(request.completions, [](const SequencePtr& s) {
+      return s->output.empty() && s->slot < 0 && !s->done;
+    });
+    if (waits || !request.is_computed() || &request == &not_this) continue;
+    evict_prompt(request);
+    return true;
+  }
+  return false;
+}
+
+// Keeps the first `length` tokens of a sequence that leaves the cache, which has computed
+// `computed` tokens, if its state allows it.
+void Scheduler::hold(Sequence& s, int64_t length, int64_t computed) {
+  if (!table_->state_serves(computed, length)) return;
+  s.kept = table_->hold(s.slot, length);
+  s.kept_length = length;
+  s.state_length = computed;
+}
+
+// Keeps the first `length` of the tokens that are kept, if the state allows it, and frees the rest.
 void Scheduler::keep(Sequence& s, int64_t length) {
   if (s.kept.empty()) return;
-  const auto end = s.kept.begin() + static_cast<std::ptrdiff_t>(table_->blocks_for(length));
-  table_->release_blocks({end, s.kept.end()});
-  s.kept.erase(end, s.kept.end());
-  s.kept_length = length;
+  s.kept_length = table_->state_serves(s.state_length, length) ? length : 0;
+  table_->shorten(s.kept, s.kept_length);
 }
 
 void Scheduler::evict_prompt(Request& request) {
-  if (request.is_computed()) table_->release_blocks(std::exchange(request.blocks, {}));
+  if (request.is_computed()) table_->shorten(request.held, 0);
 }
 
 EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
@@ -412,8 +454,8 @@ EngineToken::End Scheduler::append(const SequencePtr& s, int32_t token) {
   const bool stopped = std::ranges::find(stops, token) != stops.end();
   if (!stopped && (!s->is_full() || s->in_flight > 0)) return End::kNone;
   if (s->request->is_session()) {
-    s->kept_length = s->length() - 1 - s->in_flight;
-    s->kept = table_->hold(s->slot, s->kept_length);
+    const int64_t computed = s->length() - 1 - s->in_flight;
+    hold(*s, computed, computed);
     leave(s);
   } else {
     leave(s);

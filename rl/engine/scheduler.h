@@ -11,6 +11,11 @@
 // The completions of a session have turns: one that ends keeps its blocks, and extend() continues
 // it after observed tokens. Blocks kept between turns are the first to be evicted.
 //
+// In a model with delta layers a sequence in the cache has a state, which is copied where blocks
+// are shared. A computed prompt has a spare one, if there is any; otherwise it counts as not
+// computed once its completions have forked. For a state, prompts without waiting completions are
+// evicted first, then what is kept between turns.
+//
 // After a step that has run out of memory: preempt_all() and shrink(), then another table.
 //
 // The uploads are in this order because a fork copies a block that the chunks fill.
@@ -97,6 +102,7 @@ struct SchedulerStats {
   // Totals since construction or reset_stats().
   int64_t decode_steps = 0, decoded_tokens = 0, prefilled_tokens = 0, preemptions = 0;
   int64_t decode_cache_tokens = 0;  // tokens whose keys and values decode steps have read
+  int64_t decode_rows = 0;          // sequences of decode steps
   int64_t most_running = 0, most_blocks = 0;
   // Current values: sequences, and blocks of the cache.
   int64_t running = 0, waiting = 0, used_blocks = 0, blocks = 0;
@@ -119,10 +125,10 @@ class Scheduler : NonCopyable {
     SlotLimits limits;  // needed by its completions
     Sequences completions;
     int64_t unfinished = 0;
-    // Blocks of the prompt, held from its prefill until the last completion has ended, or until
+    // What is held of the prompt from its prefill until the last completion has ended, or until
     // eviction.
-    BlockTable::Blocks blocks;
-    bool is_computed() const { return !blocks.empty(); }
+    BlockTable::Held held;
+    bool is_computed() const { return !held.empty(); }
     int64_t prompt_length() const { return static_cast<int64_t>(in.prompt.size()); }
     bool is_session() const { return in.session_length > 0; }
     // Maximum length of its completions.
@@ -141,10 +147,10 @@ class Scheduler : NonCopyable {
     int32_t slot = -1;              // row of the block table; -1: not in the cache
     bool done = false;              // the turn has ended
     bool closed = false;            // the completion has ended
-    // Blocks of the first `kept_length` tokens, held from the end of a turn until the next one
-    // enters the cache, or until eviction.
-    BlockTable::Blocks kept;
-    int64_t kept_length = 0;
+    // What is held of the first `kept_length` tokens from the end of a turn until the next one
+    // enters the cache, or until eviction; its state has `state_length` tokens.
+    BlockTable::Held kept;
+    int64_t kept_length = 0, state_length = 0;
 
     int64_t length() const {
       return request->prompt_length() + static_cast<int64_t>(output.size()) + in_flight;
@@ -184,7 +190,10 @@ class Scheduler : NonCopyable {
     kReadTokens,  // the cache is full: append all unread tokens, then call again
   };
 
-  explicit Scheduler(const EngineConfig& config) : config_(config) {}
+  // `state_blocks`: how many blocks take as much memory as the states of a sequence; 0: it has
+  // none.
+  explicit Scheduler(const EngineConfig& config, double state_blocks = 0)
+      : config_(config), state_blocks_(state_blocks) {}
 
   // Adds a valid request and returns its number, which counts from 0.
   int64_t submit(EngineRequest request);
@@ -205,7 +214,8 @@ class Scheduler : NonCopyable {
   // Returns true if no sequence is in the cache, which may then be replaced.
   bool is_idle() const { return prefills_.empty() && running_.empty(); }
   // The capacity that all waiting sequences can use, of at most `allowed_blocks` blocks, or as many
-  // as the longest sequence needs, within the limits of shrink().
+  // as the longest sequence needs, within the limits of shrink(). The memory of states is taken
+  // from that of the blocks, unless max_cache_tokens limits these.
   Capacity wanted_capacity(int64_t allowed_blocks) const;
   // Sets the block table, to which it keeps a pointer (null: none), and the limits of its slots,
   // which are all idle. Evicts the prompts of a former table. Throws Error unless is_idle().
@@ -214,9 +224,10 @@ class Scheduler : NonCopyable {
   // ones, with the tokens that append() has got: the others are sampled again. Evicts all prompts.
   void preempt_all();
   // Halves the capacity `failed` that the waiting sequences have found too large, from now on:
-  // first the blocks, then, if the longest sequence needs them all, the number of sequences and the
-  // tokens of a prefill. If nothing can be less, the same capacity may be tried once more after
-  // each appended token. Otherwise returns false and lifts all these limits.
+  // first the blocks, with the number of sequences if their states are the larger part, then, if
+  // the longest sequence needs them all, the number of sequences and the tokens of a prefill. If
+  // nothing can be less, the same capacity may be tried once more after each appended token.
+  // Otherwise returns false and lifts all these limits.
   [[nodiscard]] bool shrink(const Capacity& failed);
 
   // Admits sequences and returns the tokens to compute now, at most kPrefillTokens, or fewer after
@@ -259,16 +270,19 @@ class Scheduler : NonCopyable {
   bool enter_cache(Sequence& sequence);
   bool evict_for(Sequence& sequence, int64_t spare);
   bool evict_kept();
+  bool evict_spare_prompt(const Request& not_this);
   void choose_prefills();
   void fork_completions();
   bool free_blocks_for_growth(size_t unread_steps);
   void stop(Sequence& sequence);
   void evict_prompt(Request& request);
+  void hold(Sequence& sequence, int64_t length, int64_t computed);
   void keep(Sequence& sequence, int64_t length);
   void leave(const SequencePtr& sequence);
   void close(Sequence& sequence);
 
   const EngineConfig config_;
+  const double state_blocks_;
   Limits memory_limits_;
   BlockTable* table_ = nullptr;
   SlotLimits limits_;

@@ -17,22 +17,20 @@ namespace {
 using test::bit_equal;
 using test::rows_of;
 
-KVCacheConfig cache_config(const ModelConfig& c, int64_t sequences, int64_t block_tokens) {
-  return {.num_layers = c.num_layers,
-          .num_kv_heads = c.num_kv_heads,
-          .head_dim = c.head_dim,
-          .num_sequences = sequences,
-          .max_length = c.context,
-          .block_tokens = block_tokens};
+KVCacheConfig test_cache(const ModelConfig& c, int64_t sequences, int64_t block_tokens) {
+  KVCacheConfig out = cache_config(c, sequences, 0);
+  out.block_tokens = block_tokens;
+  return out;
 }
 
-// Feeds sequences to a cache in random portions and records all hidden rows.
+// Feeds sequences to a cache in random portions and records all hidden rows. Between portions
+// sequences go on from copies and in other rows, go back by a few tokens, or start again.
 class RandomServer {
  public:
   RandomServer(const Transformer& model, const std::vector<TokenSequence>& sequences,
                int64_t block_tokens, uint64_t seed)
       : model_(model),
-        cache_(cache_config(model.config(), static_cast<int64_t>(sequences.size()), block_tokens),
+        cache_(test_cache(model.config(), static_cast<int64_t>(sequences.size()) + 2, block_tokens),
                model.cache_dtype(), model.device()),
         rng_(seed, rng_stream(kTestPurpose, 30)) {
     // Start from used rows, whose blocks are out of order and full of old keys.
@@ -52,6 +50,10 @@ class RandomServer {
                          model.dtype(), model.device())});
   }
 
+  // Portions that run() has computed, and the events between them.
+  int64_t portions() const { return portions_; }
+  const std::array<int64_t, 5>& events() const { return events_; }
+
   // Hidden rows of each sequence.
   std::vector<Tensor> run() {
     while (step()) {
@@ -67,8 +69,51 @@ class RandomServer {
     int32_t row;
     int64_t done;
     Tensor hidden;
+    KVCache::Held held = {};  // a copy of the first `held_length` tokens
+    int64_t held_length = 0;
     int64_t left() const { return hidden.dim(0) - done; }
   };
+
+  void disturb(User& user) {
+    if (user.done == 0 || rng_.below(4) != 0) return;
+    const auto event = static_cast<size_t>(rng_.below(std::ssize(events_)));
+    const auto start_again = [&](KVCache::Held& held, int64_t length) {
+      user.row = cache_.acquire();
+      EXPECT_TRUE(cache_.start_with(user.row, held, length));
+      user.done = length;
+      cache_.shorten(held, 0);
+    };
+    KVCache::Held now = cache_.hold(user.row, user.done);
+    const int32_t row = user.row;
+    const int64_t back = user.done - rng_.between(1, std::min<int64_t>(5, user.done));
+    if (event == 0) {  // a fork
+      start_again(now, user.done);
+      cache_.release(row);
+    } else if (event == 1) {  // a turn's end
+      cache_.release(row);
+      user.row = cache_.acquire();
+      cache_.resume(user.row, std::move(now));
+    } else if (event == 2 && cache_.state_serves(user.done, back)) {
+      cache_.shorten(now, 0);
+      user.done = back;
+    } else if (event == 3 && rng_.below(4) == 0) {  // a preemption
+      cache_.shorten(now, 0);
+      cache_.release(row);
+      user.row = cache_.acquire();
+      user.done = 0;
+    } else if (event == 4 && user.held.empty() && cache_.own_state(now)) {  // a prompt
+      user.held = std::move(now);
+      user.held_length = user.done;
+    } else if (event == 4 && !user.held.empty()) {  // a completion of it
+      cache_.shorten(now, 0);
+      cache_.release(row);
+      start_again(user.held, user.held_length);
+    } else {
+      cache_.shorten(now, 0);
+      return;
+    }
+    ++events_[event];
+  }
 
   // One call on some of the sequences in random order, with the next tokens of each: often one
   // (decode), sometimes many (prefill).
@@ -83,6 +128,8 @@ class RandomServer {
     std::vector<int32_t> tokens, rows, positions;
     std::vector<std::pair<User*, int64_t>> owners;
     for (User* user : order) {
+      disturb(*user);
+      if (user->left() == 0) continue;
       const int64_t n =
           rng_.below(3) == 0 ? rng_.between(1, user->left()) : std::min<int64_t>(2, user->left());
       EXPECT_TRUE(cache_.reserve(user->row, user->done + n));
@@ -94,6 +141,7 @@ class RandomServer {
       }
     }
     cache_.upload();
+    portions_ += std::ssize(order);
     const auto to_device = [&](const auto& values) {
       return Tensor::from(values).to(model_.device());
     };
@@ -110,6 +158,8 @@ class RandomServer {
   KVCache cache_;
   Rng rng_;
   std::vector<User> users_;
+  int64_t portions_ = 0;
+  std::array<int64_t, 5> events_ = {};
 };
 
 }  // namespace
@@ -120,17 +170,23 @@ struct Serving {
   uint64_t order_seed;
 };
 
-void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
-                        const std::vector<Serving>& servings) {
+// Returns the number of portions.
+int64_t expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device device,
+                           const std::vector<Serving>& servings) {
   const auto& [name, config] = model_case;
   Transformer model(config, dtype, 1, device);
   test::set_adapters(model);
   const auto sequences = test::random_sequences({1, 7, 131, 20, 64, 3}, config.vocab_size, 2);
   const NoGradGuard no_grad;
   const Tensor packed = model.forward(model.to_device(pack(sequences))).value();
+  int64_t portions = 0;
+  std::array<int64_t, 5> events = {};
   for (const auto& [threads, block_tokens, seed] : servings) {
     const test::Threads guard(threads);
-    const auto cached = RandomServer(model, sequences, block_tokens, seed).run();
+    RandomServer server(model, sequences, block_tokens, seed);
+    const auto cached = server.run();
+    portions += server.portions();
+    for (size_t i = 0; i < events.size(); ++i) events[i] += server.events()[i];
     int64_t begin = 0;
     for (const Tensor& hidden : cached) {
       EXPECT_TRUE(bit_equal(hidden, rows_of(packed, begin, hidden.dim(0))))
@@ -139,6 +195,10 @@ void expect_packed_bits(const test::ModelCase& model_case, DType dtype, Device d
       begin += hidden.dim(0);
     }
   }
+  if (servings.size() > 3) {
+    EXPECT_GT(*std::ranges::min_element(events), 0) << name;
+  }
+  return portions;
 }
 
 // The models, and each with adapters.
@@ -231,12 +291,24 @@ TEST(ForwardCached, GivesThePackedForwardsBits) {
       expect_packed_bits(model, dtype, {}, {{1, 1, 2}, {2, 5, 3}, {3, 16, 4}, {1, 64, 5}});
 }
 
+TEST(ForwardCached, DeltaLayersGiveThePackedForwardsBits) {
+  std::vector<Serving> servings;
+  for (uint64_t seed = 0; seed < 60; ++seed)
+    servings.push_back({static_cast<int>(seed % 3) + 1, std::array{1, 5, 16, 64}[seed % 4], seed});
+  int64_t portions = 0;
+  for (const test::ModelCase& model : test::delta_cases())
+    for (const DType dtype : {DType::kF32, DType::kF64})
+      portions += expect_packed_bits(model, dtype, {}, servings);
+  EXPECT_GT(portions, 10000);
+}
+
 // Idle rows pad a decode step to a fixed size.
-void expect_idle_rows_change_nothing(DType dtype, Device device) {
-  for (const auto& [name, config] : test::model_cases()) {
+void expect_idle_rows_change_nothing(DType dtype, Device device,
+                                     const std::vector<test::ModelCase>& models) {
+  for (const auto& [name, config] : models) {
     const Transformer model(config, dtype, 1, device);
-    KVCache alone(cache_config(config, 2, 16), dtype, device),
-        filled(cache_config(config, 2, 16), dtype, device);
+    KVCache alone(test_cache(config, 2, 16), dtype, device),
+        filled(test_cache(config, 2, 16), dtype, device);
     const auto to_device = [&](const std::vector<int32_t>& v) {
       return Tensor::from(v).to(device);
     };
@@ -258,13 +330,14 @@ void expect_idle_rows_change_nothing(DType dtype, Device device) {
 }
 
 TEST(ForwardCached, IdleRowsChangeNothing) {
-  expect_idle_rows_change_nothing(DType::kF32, {});
+  expect_idle_rows_change_nothing(DType::kF32, {}, test::model_cases());
+  expect_idle_rows_change_nothing(DType::kF32, {}, test::delta_cases());
 }
 
 TEST(CudaForwardCached, IdleRowsChangeNothing) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : {DType::kF32, DType::kBF16})
-    expect_idle_rows_change_nothing(dtype, device);
+    expect_idle_rows_change_nothing(dtype, device, test::model_cases());
 }
 
 // A model of the sizes that GPU kernels are made for.
@@ -309,7 +382,7 @@ TEST(CudaForwardCached, AStepReadsWhatWasWrittenRightBeforeIt) {
   constexpr int kRows = 4, kSteps = 1000;
   const NoGradGuard no_grad;
   Transformer model(config, DType::kBF16, 1, device);
-  KVCache cache(cache_config(config, 2 * kRows, 16), DType::kBF16, device);
+  KVCache cache(test_cache(config, 2 * kRows, 16), DType::kBF16, device);
   for (int i = 0; i < 2 * kRows; ++i) ASSERT_TRUE(cache.reserve(cache.acquire(), config.context));
   cache.upload();
 
@@ -417,7 +490,7 @@ TEST(CudaForwardCached, LogProbsOfCachedRowsEqualTheTrainers) {
 TEST(ForwardCached, LeavesNoTape) {
   const ModelConfig config = test::model_config("llama");
   const Transformer model(config, DType::kF32, 1);
-  KVCache cache(cache_config(config, 1, 16), DType::kF32);
+  KVCache cache(test_cache(config, 1, 16), DType::kF32);
   const int32_t row = cache.acquire();
   ASSERT_TRUE(cache.reserve(row, 1));
   cache.upload();
@@ -427,10 +500,9 @@ TEST(ForwardCached, LeavesNoTape) {
   EXPECT_TRUE(grad_enabled());
 }
 
-TEST(ForwardCached, BadTokensRowsAndPositionsThrow) {
-  const ModelConfig config = test::model_config("gpt2");
+void expect_bad_inputs_throw(const ModelConfig& config) {
   const Transformer model(config, DType::kF32, 1);
-  KVCache cache(cache_config(config, 2, 16), DType::kF32);
+  KVCache cache(test_cache(config, 2, 16), DType::kF32);
   const int32_t row = cache.acquire();
   ASSERT_TRUE(cache.reserve(row, 16));
   cache.upload();
@@ -445,6 +517,11 @@ TEST(ForwardCached, BadTokensRowsAndPositionsThrow) {
   EXPECT_THROW(call(0, row, 16), Error);     // not reserved
   EXPECT_THROW(call(0, row, 160), Error);    // context
   EXPECT_THROW(call(0, 1 - row, 0), Error);  // a row without blocks
+}
+
+TEST(ForwardCached, BadTokensRowsAndPositionsThrow) {
+  expect_bad_inputs_throw(test::model_config("gpt2"));
+  expect_bad_inputs_throw(test::delta_cases()[0].config);
 }
 
 TEST(KVCache, RowsAndBlocksAreReused) {
@@ -515,8 +592,8 @@ TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
   EXPECT_TRUE(cache.reserve(a, 6));
   for (const int32_t block : {0, 1}) fill(block, block + 1);
   for (const int32_t block : {2, 3, 4, 5}) fill(block, 0);
-  const KVCache::Blocks prompt = cache.hold(a, 6);
-  EXPECT_EQ(prompt, (KVCache::Blocks{0, 1}));
+  KVCache::Held prompt = cache.hold(a, 6);
+  EXPECT_EQ(prompt.blocks, (KVCache::Blocks{0, 1}));
   EXPECT_TRUE(cache.start_with(b, prompt, 6));
   EXPECT_EQ(blocks_of(b), (std::vector<int32_t>{0, 2, -1}));
   EXPECT_EQ(sum_of(2), sum_of(1));
@@ -528,14 +605,14 @@ TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
   cache.release(b);
   EXPECT_EQ(cache.free_blocks(), 4);
   // Whole blocks need no copy.
-  const KVCache::Blocks whole{prompt[0]};
+  const KVCache::Held whole{{prompt.blocks[0]}};
   EXPECT_TRUE(cache.start_with(c, whole, 4));
   EXPECT_EQ(cache.free_blocks(), 4);
-  cache.release_blocks(prompt);
+  cache.shorten(prompt, 0);
   EXPECT_EQ(cache.free_blocks(), 5);
   EXPECT_EQ(blocks_of(c), (std::vector<int32_t>{0, -1, -1}));
   // Without a free block nothing changes; the copy of a released row is cancelled.
-  const KVCache::Blocks held = cache.hold(c, 3);
+  const KVCache::Held held = cache.hold(c, 3);
   const int32_t d = cache.acquire(), e = cache.acquire();
   EXPECT_TRUE(cache.start_with(d, held, 3));
   cache.release(d);
@@ -545,6 +622,109 @@ TEST(KVCache, RowsShareHeldBlocksAndCopyThePartialOne) {
   EXPECT_FALSE(cache.reserve(f, 9));
   EXPECT_EQ(cache.free_blocks(), 0);
   for (const int32_t block : blocks_of(e)) EXPECT_EQ(sum_of(block) == sum_of(0), false);
+}
+
+// A pool of 9 states for 8 rows.
+TEST(KVCache, StatesAreCopiedMovedAndNeverShared) {
+  ModelConfig model = test::delta_cases()[0].config;
+  KVCache cache(test_cache(model, 8, 16), DType::kF32);
+  const auto states = [&] {
+    cache.upload();
+    return cache.row_states().to_vector<int32_t>();
+  };
+  // A mark in each tensor of a state, or their sum.
+  const auto tensors = [&](int32_t state) {
+    std::vector<Tensor> out;
+    for (int layer = 0; layer < 3; ++layer) {
+      auto& [s, ring] = cache.delta_layer(layer);
+      for (const Tensor& t : {s.s, s.k, s.u, s.decay, ring}) out.push_back(t.select(0, state));
+    }
+    return out;
+  };
+  const auto sum = [&](int32_t state) {
+    double total = 0;
+    for (const Tensor& t : tensors(state))
+      for (const double x : t.to_vector<double>()) total += x;
+    return total;
+  };
+  const auto fill = [&](int32_t state, double value) {
+    for (Tensor& t : tensors(state)) t.fill_(value);
+    return sum(state);
+  };
+  const int32_t a = cache.acquire();
+  EXPECT_EQ(cache.free_states(), 9);  // a row without tokens has none
+  ASSERT_TRUE(cache.reserve(a, 70));
+  const int32_t state = states()[static_cast<size_t>(a)];
+  EXPECT_EQ(cache.free_states(), 8);
+  const double marked = fill(state, 1);
+  for (int32_t other = 0; other < 9; ++other)
+    if (other != state) fill(other, 0);
+  KVCache::Held prompt = cache.hold(a, 70);
+  EXPECT_EQ(prompt.state, state);
+  std::vector<int32_t> rows{a};
+  for (int i = 0; i < 7; ++i) {
+    rows.push_back(cache.acquire());
+    ASSERT_TRUE(cache.start_with(rows.back(), prompt, 70));
+  }
+  ASSERT_TRUE(cache.own_state(prompt));
+  EXPECT_EQ(cache.free_states(), 0);
+  std::vector<int32_t> all = states();
+  all.push_back(prompt.state);
+  for (const int32_t s : all) EXPECT_EQ(sum(s), marked);
+  std::ranges::sort(all);
+  EXPECT_EQ(all, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  // The spare one is given back, then there is none for a second prompt, as a row may need it.
+  KVCache::Held second = cache.hold(a, 70);
+  EXPECT_FALSE(cache.own_state(second));
+  cache.shorten(second, 0);
+  cache.release(rows[7]);
+  second = cache.hold(a, 70);
+  EXPECT_FALSE(cache.own_state(second));
+  cache.shorten(second, 0);
+  EXPECT_EQ(cache.free_states(), 1);
+  // A turn's end moves the state; the next one has it in another row. A fork then finds none.
+  const int32_t kept_state = states()[static_cast<size_t>(rows[3])];
+  KVCache::Held kept = cache.hold(rows[3], 70);
+  cache.release(rows[3]);
+  const int32_t b = cache.acquire(), c = cache.acquire();
+  ASSERT_TRUE(cache.reserve(b, 1));
+  EXPECT_FALSE(cache.reserve(c, 1));
+  EXPECT_FALSE(cache.start_with(c, prompt, 70));
+  cache.resume(c, std::move(kept));
+  EXPECT_EQ(states()[static_cast<size_t>(c)], kept_state);
+  // A state that is given back before it is copied, and then becomes a copy itself.
+  fill(prompt.state, 5);
+  cache.release(b);
+  cache.release(rows[4]);
+  const int32_t d = cache.acquire(), reused = prompt.state;
+  ASSERT_TRUE(cache.start_with(d, prompt, 70));
+  cache.shorten(prompt, 0);
+  const KVCache::Held other = cache.hold(a, 70);
+  const int32_t e = cache.acquire();
+  ASSERT_TRUE(cache.start_with(e, other, 70));
+  const std::vector<int32_t> now = states();
+  EXPECT_EQ(now[static_cast<size_t>(e)], reused);
+  EXPECT_EQ(sum(now[static_cast<size_t>(d)]), 5 * marked);
+  EXPECT_EQ(sum(now[static_cast<size_t>(e)]), marked);
+}
+
+// The chunk of the last token, and five inputs.
+TEST(KVCache, AStateServesForTheFewTokensBefore) {
+  const KVCache cache(test_cache(test::delta_cases()[0].config, 1, 16), DType::kF32);
+  for (const auto& [tokens, length, serves] :
+       std::vector<std::tuple<int64_t, int64_t, bool>>{{70, 70, true},
+                                                       {70, 65, true},
+                                                       {70, 64, false},
+                                                       {69, 65, true},
+                                                       {80, 75, true},
+                                                       {80, 74, false},
+                                                       {65, 64, false},
+                                                       {64, 63, true},
+                                                       {3, 1, true},
+                                                       {3, 0, false}})
+    EXPECT_EQ(cache.state_serves(tokens, length), serves) << tokens << " " << length;
+  const KVCache plain(test_cache(test::model_config("llama"), 1, 16), DType::kF32);
+  EXPECT_TRUE(plain.state_serves(100, 3));
 }
 
 TEST(KVCache, BytesCountKeysAndValuesOfAllLayers) {
@@ -558,6 +738,21 @@ TEST(KVCache, BytesCountKeysAndValuesOfAllLayers) {
   EXPECT_EQ(KVCache::bytes(config, DType::kF64), expected);
   KVCache cache(config, DType::kF64);
   EXPECT_EQ(2 * (cache.layer(0).k.nbytes() + cache.layer(1).v.nbytes()), expected);
+}
+
+// Qwen3.5 4B and 9B, by hand: 24 delta layers with 32 value and 16 key heads of 128.
+TEST(KVCache, BytesCountStates) {
+  ModelConfig c;
+  c.num_layers = 32;
+  c.num_kv_heads = 4;
+  c.head_dim = 256;
+  c.delta = {.full_every = 4};
+  EXPECT_EQ(block_bytes(c, DType::kBF16), 16 * (32 << 10));
+  const int64_t matrices = 32 * 128 * 128 * 4, rows = 64 * (16 + 32) * 128 * 2,
+                decays = 64 * 32 * 4, ring = 8 * (2 * 16 + 32) * 128 * 2;
+  EXPECT_EQ(state_bytes(c, DType::kBF16), 24 * (matrices + rows + decays + ring));
+  EXPECT_NEAR(static_cast<double>(state_bytes(c, DType::kBF16)) / (1 << 20), 70, 1);
+  EXPECT_EQ(cache_config(c, 16, 5).count_states(), 18);
 }
 
 }  // namespace cohort

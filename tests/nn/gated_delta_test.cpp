@@ -200,7 +200,6 @@ TEST(HybridModels, WhatIsNotThereIsRefusedByKey) {
     change(c);
     EXPECT_THROW_WITH(Transformer(c, DType::kF32, 1), InputError, "model.delta: there is no");
   }
-  EXPECT_THROW_WITH(hybrid_config().require_generation(), InputError, "do not generate text yet");
   EXPECT_THROW_WITH(hybrid_config().check_device(Device::cuda(0), DType::kF32), InputError,
                     "model.delta.key_dim: expected 64 or 128 on a GPU");
 }

@@ -123,6 +123,26 @@ std::vector<ModelCase> model_cases() {
   return cases;
 }
 
+std::vector<ModelCase> delta_cases() {
+  const auto delta = [](DeltaConfig sizes) {
+    return [sizes](ModelConfig& c) {
+      c.num_layers = 4;
+      c.num_kv_heads = 2;
+      c.delta = sizes;
+    };
+  };
+  return {
+      make(
+          "hybrid",
+          delta({.full_every = 3, .key_heads = 1, .value_heads = 2, .key_dim = 4, .value_dim = 4})),
+      make(
+          "hybrid_with_many_heads",
+          delta({.full_every = 2, .key_heads = 2, .value_heads = 6, .key_dim = 3, .value_dim = 3})),
+      make("delta_alone",
+           delta(
+               {.full_every = 9, .key_heads = 2, .value_heads = 2, .key_dim = 8, .value_dim = 8}))};
+}
+
 ModelConfig model_config(const std::string& name) {
   for (const ModelCase& model : model_cases())
     if (model.name == name) return model.config;

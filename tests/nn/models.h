@@ -18,6 +18,8 @@ struct ModelCase {
 std::vector<ModelCase> rule_cases();
 // All norms, positions, activations, head groupings, tied and untied, odd head dims, rules.
 std::vector<ModelCase> model_cases();
+// Models with delta layers: between layers with attention, and alone; of four layers.
+std::vector<ModelCase> delta_cases();
 // The case called `name`.
 ModelConfig model_config(const std::string& name);
 

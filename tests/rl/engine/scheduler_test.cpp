@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "core/rng.h"
+#include "kernels/delta_inputs.h"
+#include "kernels/gated_delta/gated_delta.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -26,14 +28,45 @@ int32_t sampled_token(int64_t request, int64_t completion, int64_t position) {
   return token;
 }
 
-// Cached tokens, the block table and the slots of a device. Every write and read checks that a row
-// has the tokens of its sequence.
+// A state of the gated delta rule, with tokens in place of rows: it only knows what the kernels know
+// (kernels/gated_delta, kernels/delta_inputs.h).
+struct FakeState {
+  std::vector<int32_t> folded;  // into the matrix
+  std::array<int32_t, kernels::kDeltaChunk> rows = {};
+  std::array<int32_t, kernels::kDeltaRing> ring = {};
+
+  void advance(int64_t position, int32_t token) {
+    constexpr int64_t kChunk = kernels::kDeltaChunk;
+    if (position == 0) folded.clear();
+    if (position > 0 && position % kChunk == 0)
+      folded.insert(folded.end(), rows.begin(), rows.end());
+    rows[static_cast<size_t>(position % kChunk)] = token;
+    ring[static_cast<size_t>(position % kernels::kDeltaRing)] = token;
+  }
+  // Checks that these tokens have been advanced.
+  void expect(const std::vector<int32_t>& tokens) const {
+    const auto length = std::ssize(tokens);
+    const int64_t begin = (length - 1) / kernels::kDeltaChunk * kernels::kDeltaChunk;
+    ASSERT_EQ(std::ssize(folded), begin);
+    for (int64_t i = 0; i < length; ++i) {
+      const int32_t token = tokens[static_cast<size_t>(i)];
+      if (i < begin) ASSERT_EQ(folded[static_cast<size_t>(i)], token) << i;
+      if (i >= begin) ASSERT_EQ(rows[static_cast<size_t>(i - begin)], token) << i;
+      if (i + 3 >= length) ASSERT_EQ(ring[static_cast<size_t>(i % kernels::kDeltaRing)], token);
+    }
+  }
+};
+
+// Cached tokens, the block table, states and the slots of a device. Every write and read checks
+// that a row has the tokens of its sequence.
 class FakeDevice {
  public:
   explicit FakeDevice(const KVCacheConfig& config)
       : config_(config),
         table_(static_cast<size_t>(config.num_sequences * config.blocks_per_row()), -1),
         tokens_(static_cast<size_t>(config.count_blocks() * config.block_tokens), -1),
+        row_states_(static_cast<size_t>(config.num_sequences), -1),
+        states_(static_cast<size_t>(config.count_states())),
         slots_(static_cast<size_t>(config.num_sequences)) {}
 
   void upload(BlockTable& table) {
@@ -49,11 +82,26 @@ class FakeDevice {
       // A copy belongs to one row.
       EXPECT_EQ(std::count(table_.begin(), table_.end(), to), 1);
     }
+    for (size_t i = 0; i < changes.rows.size(); ++i)
+      row_states_.at(static_cast<size_t>(changes.rows[i])) = changes.states[i];
+    std::set<int32_t> seen;  // no state is shared by two rows
+    for (const int32_t state : row_states_) EXPECT_TRUE(state < 0 || seen.insert(state).second);
+    for (const std::vector<int32_t>& batch : changes.state_batches) {
+      const std::vector<FakeState> before = states_;
+      for (size_t i = 0; i < batch.size(); i += 2)
+        states_.at(static_cast<size_t>(batch[i + 1])) = before.at(static_cast<size_t>(batch[i]));
+    }
   }
 
   void prefill(const Scheduler::Chunk& chunk) {
     const Scheduler::Sequence& s = *chunk.sequence;
-    for (int64_t i = chunk.begin; i < chunk.end; ++i) cached(s.slot, i) = s.token(i);
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < chunk.begin; ++i) tokens.push_back(s.token(i));
+    for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+      cached(s.slot, i) = s.token(i);
+      advance(s.slot, tokens, s.token(i));
+      tokens.push_back(s.token(i));
+    }
     for (int64_t i = 0; i < chunk.end; ++i) ASSERT_EQ(cached(s.slot, i), s.token(i));
   }
 
@@ -81,6 +129,7 @@ class FakeDevice {
     if (slot.active) {
       const size_t last = slot.tokens.size() - 1;
       cached(s.slot, static_cast<int64_t>(last)) = slot.tokens[last];
+      advance(s.slot, {slot.tokens.begin(), slot.tokens.end() - 1}, slot.tokens[last]);
       for (size_t i = 0; i <= last; ++i)
         EXPECT_EQ(cached(s.slot, static_cast<int64_t>(i)), slot.tokens[i]);
     }
@@ -92,6 +141,15 @@ class FakeDevice {
     std::vector<int32_t> tokens;
     bool active = false;
   };
+  // Advances a row's state, which has the tokens `before`.
+  void advance(int32_t row, const std::vector<int32_t>& before, int32_t token) {
+    const int32_t number = row_states_.at(static_cast<size_t>(row));
+    EXPECT_EQ(number >= 0, config_.state.layers > 0);
+    if (number < 0) return;
+    FakeState& state = states_.at(static_cast<size_t>(number));
+    if (!before.empty()) state.expect(before);
+    state.advance(std::ssize(before), token);
+  }
   int32_t& cached(int32_t row, int64_t position) {
     const int32_t block = table_.at(
         static_cast<size_t>(row * config_.blocks_per_row() + position / config_.block_tokens));
@@ -101,7 +159,8 @@ class FakeDevice {
   }
 
   KVCacheConfig config_;
-  std::vector<int32_t> table_, tokens_;
+  std::vector<int32_t> table_, tokens_, row_states_;
+  std::vector<FakeState> states_;
   std::vector<Slot> slots_;
 };
 
@@ -151,6 +210,7 @@ class SchedulerRun {
     EXPECT_EQ(scheduler_.stats().running, 0);
     EXPECT_EQ(table_->free_blocks(), table_->num_blocks());
     EXPECT_EQ(table_->free_rows(), table_->config().num_sequences);
+    EXPECT_EQ(table_->free_states(), table_->config().count_states());
     set_capacity(config, {});
     EXPECT_TRUE(scheduler_.take_stopped_slots().empty());
   }
@@ -181,6 +241,7 @@ class SchedulerRun {
     EXPECT_EQ(stats.running + stats.waiting, 0);
     EXPECT_EQ(table_->free_blocks(), table_->num_blocks());
     EXPECT_EQ(table_->free_rows(), table_->config().num_sequences);
+    EXPECT_EQ(table_->free_states(), table_->config().count_states());
   }
 
  private:
@@ -349,6 +410,18 @@ TEST(Scheduler, RandomWorkEndsInOrderAndLosesNoBlock) {
       expect_random_work_is_done(config, max_pending);
 }
 
+// Sequences of up to three chunks; pools of states without and with spare ones.
+TEST(Scheduler, RandomWorkLosesAndSharesNoState) {
+  for (const size_t max_pending : {0, 1, 2})
+    for (const auto& [rows, blocks] : {std::pair(6, 45), {9, 70}, {20, 120}})
+      expect_random_work_is_done({.num_sequences = rows,
+                                  .max_length = 150,
+                                  .num_blocks = blocks,
+                                  .block_tokens = 4,
+                                  .state = {.layers = 1}},
+                                 max_pending);
+}
+
 // Sessions: turns that end by themselves or by the host, observations of random length at random
 // times, steps that run out of memory, with a cache that is too small for all.
 void expect_random_sessions_are_continued(const KVCacheConfig& config, size_t max_pending) {
@@ -414,6 +487,17 @@ TEST(Scheduler, RandomSessionsContinueAndLoseNoBlock) {
       expect_random_sessions_are_continued(
           {.num_sequences = 8, .max_length = 48, .num_blocks = blocks, .block_tokens = 4},
           max_pending);
+}
+
+TEST(Scheduler, RandomSessionsLoseAndShareNoState) {
+  for (const size_t max_pending : {0, 1, 2})
+    for (const int64_t blocks : {40, 70, 400})
+      expect_random_sessions_are_continued({.num_sequences = 8,
+                                            .max_length = 150,
+                                            .num_blocks = blocks,
+                                            .block_tokens = 4,
+                                            .state = {.layers = 1}},
+                                           max_pending);
 }
 
 KVCacheConfig large_cache() {
