@@ -28,8 +28,8 @@ int32_t sampled_token(int64_t request, int64_t completion, int64_t position) {
   return token;
 }
 
-// A state of the gated delta rule, with tokens in place of rows: it only knows what the kernels know
-// (kernels/gated_delta, kernels/delta_inputs.h).
+// A state of the gated delta rule, with tokens in place of rows: it only knows what the kernels
+// know (kernels/gated_delta, kernels/delta_inputs.h).
 struct FakeState {
   std::vector<int32_t> folded;  // into the matrix
   std::array<int32_t, kernels::kDeltaChunk> rows = {};
@@ -50,9 +50,10 @@ struct FakeState {
     ASSERT_EQ(std::ssize(folded), begin);
     for (int64_t i = 0; i < length; ++i) {
       const int32_t token = tokens[static_cast<size_t>(i)];
-      if (i < begin) ASSERT_EQ(folded[static_cast<size_t>(i)], token) << i;
-      if (i >= begin) ASSERT_EQ(rows[static_cast<size_t>(i - begin)], token) << i;
-      if (i + 3 >= length) ASSERT_EQ(ring[static_cast<size_t>(i % kernels::kDeltaRing)], token);
+      ASSERT_EQ(i < begin ? folded[static_cast<size_t>(i)] : rows[static_cast<size_t>(i - begin)],
+                token);
+      if (i + 3 < length) continue;
+      ASSERT_EQ(ring[static_cast<size_t>(i % kernels::kDeltaRing)], token);
     }
   }
 };
@@ -88,8 +89,13 @@ class FakeDevice {
     for (const int32_t state : row_states_) EXPECT_TRUE(state < 0 || seen.insert(state).second);
     for (const std::vector<int32_t>& batch : changes.state_batches) {
       const std::vector<FakeState> before = states_;
-      for (size_t i = 0; i < batch.size(); i += 2)
+      std::set<int32_t> from, to;
+      for (size_t i = 0; i < batch.size(); i += 2) {
         states_.at(static_cast<size_t>(batch[i + 1])) = before.at(static_cast<size_t>(batch[i]));
+        from.insert(batch[i]);
+        EXPECT_TRUE(to.insert(batch[i + 1]).second);
+      }
+      for (const int32_t state : to) EXPECT_FALSE(from.contains(state));
     }
   }
 
@@ -440,9 +446,10 @@ void expect_random_sessions_are_continued(const KVCacheConfig& config, size_t ma
     ++ended;
     scheduler.cancel(s.request->id, s.completion);
   };
-  for (int64_t i = 0; i < 4000 || !scheduler.requests().empty(); ++i) {
-    ASSERT_LT(i, 8000);
-    if (i < 4000 && scheduler.requests().size() < 6 && rng.below(3) == 0) {
+  const int64_t steps = 4000 * config.max_length / 48;
+  for (int64_t i = 0; i < steps || !scheduler.requests().empty(); ++i) {
+    ASSERT_LT(i, 2 * steps);
+    if (i < steps && scheduler.requests().size() < 6 && rng.below(3) == 0) {
       const int64_t prompt = rng.between(1, 12);
       run.submit(prompt, prompt + rng.between(1, 10), static_cast<size_t>(rng.between(1, 4)),
                  rng.below(2) == 0, config.max_length);
@@ -453,11 +460,17 @@ void expect_random_sessions_are_continued(const KVCacheConfig& config, size_t ma
     for (const Scheduler::SequencePtr& s : all) {
       if (s->closed) continue;
       const int64_t length = s->length() - s->in_flight, left = config.max_length - length;
-      if (!s->done) {  // the host ends some turns, perhaps before tokens that it has got
-        const auto own = std::min<int64_t>(2, std::ssize(s->output));
-        if (own == 2 && rng.below(40) == 0 &&
-            !observed[{s->request->id, s->completion}].contains(std::ssize(s->output) - 2))
+      // The host ends some turns, perhaps before tokens that it has got, and again.
+      const std::set<int64_t>& seen = observed[{s->request->id, s->completion}];
+      const auto has_own = [&](int64_t count) {
+        const int64_t first = std::ssize(s->output) - count;
+        return first >= 0 && (seen.empty() || *seen.rbegin() < first);
+      };
+      if (!s->done) {
+        if (has_own(2) && rng.below(40) == 0)
           scheduler.end_turn(s->request->id, s->completion, length - rng.below(2));
+      } else if (has_own(2) && rng.below(3) == 0) {
+        scheduler.end_turn(s->request->id, s->completion, length - 1);
       } else if (left < 8) {
         end(*s);
       } else if (rng.below(4) == 0) {
@@ -655,7 +668,68 @@ TEST(Scheduler, CapacityFollowsTheWaitingSequences) {
   EXPECT_EQ(wanted({.max_concurrent = 2}, 1), Sizes(2, 5));
 }
 
-// The sizes of the test above: the cache is halved first, then sequences and prefills are.
+// The same sequences with states of 8 blocks, 9 for each row. A row has 19 / 16 blocks for half of
+// what its sequence may need: 60 blocks are 5 rows, whose states leave 15.
+TEST(Scheduler, StatesTakeTheMemoryOfBlocks) {
+  const auto wanted = [](const EngineConfig& config, int64_t allowed_blocks) {
+    Scheduler scheduler(config, 8);
+    EngineRequest in{.max_length = 60};
+    in.prompt.assign(40, 0);
+    in.completions.resize(8);
+    scheduler.submit(in);
+    const Scheduler::Capacity out = scheduler.wanted_capacity(allowed_blocks);
+    if (allowed_blocks == 1000) {  // halved with the blocks, as they are the larger part
+      EXPECT_TRUE(scheduler.shrink(out));
+      const Scheduler::Capacity half = scheduler.wanted_capacity(1000);
+      EXPECT_EQ(half.num_sequences, out.num_sequences / 2);
+      EXPECT_EQ(half.num_blocks, 10);
+    }
+    return std::pair(out.num_sequences, out.num_blocks);
+  };
+  using Sizes = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(wanted({}, 1000), Sizes(8, 20));
+  EXPECT_EQ(wanted({}, 60), Sizes(5, 15));
+  EXPECT_EQ(wanted({.max_concurrent = 7}, 60), Sizes(5, 15));
+  EXPECT_EQ(wanted({.max_concurrent = 4}, 60), Sizes(4, 20));
+  EXPECT_EQ(wanted({}, 1), Sizes(1, 5));
+  // max_cache_tokens counts keys and values alone.
+  EXPECT_EQ(wanted({.max_cache_tokens = 160}, 10), Sizes(8, 10));
+  EXPECT_EQ(wanted({.max_concurrent = 7, .max_cache_tokens = 160}, 10), Sizes(7, 10));
+}
+
+// Of 9 states, four are those of running completions, one that of their prompt, and one is kept
+// between turns. Four more completions need the prompt's.
+TEST(Scheduler, APromptThatNoCompletionWaitsForGivesItsStateFirst) {
+  KVCacheConfig config = large_cache();
+  config.num_sequences = 8;
+  config.state.layers = 1;
+  SchedulerRun run(config, 0);
+  Scheduler& scheduler = run.scheduler();
+  const auto& requests = scheduler.requests();
+  const int64_t first = run.submit(70, 600, 4, false);
+  run.step();
+  EXPECT_TRUE(requests.at(first).is_computed());
+  const int64_t session = run.submit(9, 10, 1, false, 100);
+  const Scheduler::SequencePtr between = requests.at(session).completions[0];
+  while (!between->done) run.step();
+  EXPECT_FALSE(between->kept.empty());
+  EXPECT_FALSE(requests.at(session).is_computed());
+  EXPECT_EQ(run.table().free_states(), 3);
+  run.submit(80, 600, 4, false);
+  while (scheduler.running().size() < 8) run.step();
+  EXPECT_FALSE(requests.at(first).is_computed());
+  EXPECT_FALSE(between->kept.empty());
+  EXPECT_EQ(run.table().free_states(), 0);
+  run.submit(20, 21, 1, false);
+  scheduler.cancel(first, 0);
+  while (scheduler.stats().waiting > 0) run.step();
+  EXPECT_FALSE(between->kept.empty());
+  scheduler.cancel(session, 0);
+  run.finish();
+}
+
+// The sizes of the test above without states: the cache is halved first, then sequences and
+// prefills are.
 TEST(Scheduler, ShrinksToTheLeastCapacityOfTheLongestSequence) {
   Scheduler scheduler{EngineConfig{}};
   const auto submit = [&] {
