@@ -271,19 +271,33 @@ TEST_F(ExactnessOfGpt2, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
   expect_equal_logprobs(1);
 }
 
+class ExactnessOfDelta : public Exactness {
+ protected:
+  static ModelConfig delta() {
+    ModelConfig c = config();
+    c.num_layers = 3;
+    c.delta = {.full_every = 3, .key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 8};
+    return c;
+  }
+  ExactnessOfDelta() : Exactness(delta()) {}
+};
+
+TEST_F(ExactnessOfDelta, SamplerLogProbsEqualAnyPackedForwardToTheBit) {
+  expect_equal_logprobs(1);
+  expect_same_samples(sample(1, 3), sample(1));
+}
+
 // In a run, the first minibatch's ratio is exactly 1 at every step, even if the policy has changed
 // for later minibatches.
-class ExactnessOfRun : public testing::TestWithParam<const char*> {};
-TEST_P(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
+void expect_ratios_of_one(std::vector<std::string> overrides) {
   const TempDir dir;
-  std::optional<ExpectLog> warning;
-  if (GetParam() == std::string("reinforce")) warning.emplace("reinforce ignores the ratio");
   // A lower learning rate, so that no surrogate solves the task within the run.
+  overrides.push_back("learning_rate=5e-3");
   const std::string run = train_new(small_plan(
       dir, "run",
       std::string(kSmallModel) + kSmallData + kSmallGrpo +
           "temperature: 0.8\nnum_iterations: 2\nnum_minibatches: 2\nmicro_batch_tokens: 40\n",
-      {str("surrogate=", GetParam()), "learning_rate=5e-3"}));
+      overrides));
   int steps = 0;
   for (const Json& line : json_lines(run + "/metrics.jsonl")) {
     if (line.find("eval") != nullptr) continue;
@@ -295,12 +309,23 @@ TEST_P(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
   }
   EXPECT_EQ(steps, 4);
 }
+
+class ExactnessOfRun : public testing::TestWithParam<const char*> {};
+TEST_P(ExactnessOfRun, FirstMinibatchRatioIsExactlyOne) {
+  std::optional<ExpectLog> warning;
+  if (GetParam() == std::string("reinforce")) warning.emplace("reinforce ignores the ratio");
+  expect_ratios_of_one({str("surrogate=", GetParam())});
+}
 std::vector<const char*> surrogate_names() {
   std::vector<const char*> out;
   for (const auto& entry : kSurrogates) out.push_back(entry.name);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Surrogates, ExactnessOfRun, testing::ValuesIn(surrogate_names()));
+
+TEST(ExactnessOfDeltaRun, FirstMinibatchRatioIsExactlyOne) {
+  expect_ratios_of_one(kSmallDelta);
+}
 
 }  // namespace
 }  // namespace cohort::test

@@ -246,6 +246,7 @@ TEST(Replays, EveryStepIsEqualAndTheRunIsUntouched) {
       {"beta=0.1", "kl_target=0.01", "kl_horizon=24", "ref_sync_every=2", "checkpoint.every=3"},
       {"init_from=" + dir.path("run0"), "lora.rank=2", "beta=0.1", "reference=start"},
       {"dtype=f64", "shuffle_advantages=true", "num_minibatches=3"},
+      kSmallDelta,
   };
   for (size_t i = 0; i < variants.size(); ++i) {
     std::vector<std::string> overrides = variants[i];

@@ -68,6 +68,13 @@ TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpo) {
                                                        "num_minibatches=2", "checkpoint.every=1"});
 }
 
+TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpoWithDeltaLayers) {
+  std::vector<std::string> overrides = kSmallDelta;
+  overrides.insert(overrides.end(), {"num_iterations=2", "num_minibatches=2",
+                                     "checkpoint.every=1", "rollout.max_cache_tokens=500"});
+  expect_same_after_resume(kSmallCommon + kSmallGrpo, overrides);
+}
+
 TEST(Resume, GivesTheLogOfAStageThatWasNotEvaluatedAtItsStart) {
   expect_same_after_resume(kSmallCommon + kSmallSft, {"eval.at_start=false"});
 }

@@ -25,6 +25,10 @@ inline constexpr const char* kSmallModel =
     "eval: {size: 8}\n"
     "max_completion_length: 4\n";
 inline constexpr const char* kSmallData = "data: {task: addition, task_sizes: {max_size: 2}}\n";
+// An override: delta layers, and completions past a chunk of them.
+inline const std::vector<std::string> kSmallDelta = {
+    "model.num_layers=2", "model.context=96", "max_completion_length=80",
+    "model.delta={full_every: 2, key_heads: 1, value_heads: 2, key_dim: 4, value_dim: 4}"};
 inline const std::string kSmallCommon = std::string(kSmallModel) + kSmallData;
 inline constexpr const char* kSmallSft = "trainer: sft\nsteps: 6\nbatch_size: 8\nwarmup_steps: 2\n";
 // Rewards that most groups disagree about from the first step on.

@@ -54,11 +54,17 @@ class ScriptedEnvironment : public Environment {
   std::vector<EnvironmentReply> waiting_;
 };
 
-class DialogueTest : public testing::Test {
+// Without layers with the gated delta rule, and with them.
+class DialogueTest : public testing::TestWithParam<int64_t> {
  protected:
   DialogueTest() : tokenizer_(make_char_tokenizer("0123456789")) {
     ModelConfig config = tiny_model();
     config.context = 96;
+    if (std::exchange(config.delta.full_every, GetParam()) != GetParam()) {
+      config.delta.key_heads = 1;
+      config.delta.value_heads = 2;
+      config.delta.key_dim = config.delta.value_dim = 4;
+    }
     config.resolve();
     model_ = std::make_unique<Transformer>(config, DType::kF64, 1);
     for (const char* prompt : {"3", "0123", "98", "55555", "0123012301230123012"})
@@ -97,7 +103,60 @@ class DialogueTest : public testing::Test {
   EngineStats stats_;
 };
 
-TEST_F(DialogueTest, LogProbsAreThoseOfThePackedForward) {
+// Prompts of 1 to 300 tokens, so that completions fork at every position of a chunk, with
+// completions of up to three chunks in a cache that preempts, and dialogues of up to 8 turns.
+class DialogueOfChunks : public DialogueTest {
+ protected:
+  void expect_logprobs_of_the_packed_forward(DType dtype, int64_t stride, int64_t tokens) {
+    ModelConfig config = model_->config();
+    config.context = 500;
+    model_ = std::make_unique<Transformer>(config, dtype, 1);
+    int64_t sampled = 0, turns = 0, wrong = 0, preemptions = 0;
+    for (const bool plain : {true, false}) {
+      prompts_.clear();
+      for (int64_t length = 1; length <= 300; length += stride) {
+        std::string text;
+        for (int64_t i = 0; i < length; ++i) text += static_cast<char>('0' + (i * i + length) % 10);
+        prompts_.push_back({.prompt = text});
+      }
+      sampling_.max_completion_length = 200;
+      sampling_.stop_tokens = plain ? std::vector<int64_t>{} : std::vector<int64_t>{7};
+      ScriptedEnvironment environment(1);
+      const EngineConfig cache{.max_concurrent = 20, .max_cache_tokens = 2000};
+      for (const Trajectory& t : sample(plain ? nullptr : &environment, cache)) {
+        const std::vector<double> trained = completion_logprobs(*model_, t);
+        turns = std::max(turns, t.num_turns());
+        for (size_t i = 0; i < t.tokens.size(); ++i) {
+          if (t.loss_mask[i] == 0) continue;
+          wrong += t.logprobs[i] == trained[i] ? 0 : 1;
+          ++sampled;
+        }
+      }
+      preemptions += stats_.preemptions;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_GT(sampled, tokens);
+    EXPECT_EQ(turns, 8);
+    EXPECT_GT(preemptions, 5);
+  }
+};
+class DialogueOfChunksSlow : public DialogueOfChunks {};
+INSTANTIATE_TEST_SUITE_P(Models, DialogueOfChunks, testing::Values(2));
+INSTANTIATE_TEST_SUITE_P(Models, DialogueOfChunksSlow, testing::Values(2));
+
+TEST_P(DialogueOfChunks, LogProbsAreThoseOfThePackedForward) {
+  expect_logprobs_of_the_packed_forward(DType::kF32, 19, 10000);
+}
+
+TEST_P(DialogueOfChunksSlow, AHundredThousandLogProbsAreThoseOfThePackedForward) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    expect_logprobs_of_the_packed_forward(dtype, 1, 100000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DialogueTest, testing::Values(0, 2),
+                         [](const auto& info) { return info.param == 0 ? "attention" : "hybrid"; });
+
+TEST_P(DialogueTest, LogProbsAreThoseOfThePackedForward) {
   ScriptedEnvironment environment(1);
   int64_t tokens = 0, turns = 0;
   for (const Trajectory& t : sample(&environment)) {
@@ -114,7 +173,7 @@ TEST_F(DialogueTest, LogProbsAreThoseOfThePackedForward) {
   EXPECT_GT(tokens, 300);
 }
 
-TEST_F(DialogueTest, NothingDependsOnReplyOrderOrTheCache) {
+TEST_P(DialogueTest, NothingDependsOnReplyOrderOrTheCache) {
   for (const double penalty : {0.0, 0.5}) {
     sampling_.frequency_penalty = penalty;
     sampling_.repetition_penalty = 1 + penalty;
@@ -133,7 +192,7 @@ TEST_F(DialogueTest, NothingDependsOnReplyOrderOrTheCache) {
 }
 
 // With room for all, a prefill computes each prompt once and each observation once.
-TEST_F(DialogueTest, ComputesNothingTwice) {
+TEST_P(DialogueTest, ComputesNothingTwice) {
   ScriptedEnvironment environment(1);
   int64_t expected = 0;
   for (const Trajectory& t : sample(&environment)) {
@@ -143,7 +202,7 @@ TEST_F(DialogueTest, ComputesNothingTwice) {
   EXPECT_EQ(stats_.prefilled_tokens, expected);
 }
 
-TEST_F(DialogueTest, ADialogueOfOneTurnIsAnOrdinaryCompletion) {
+TEST_P(DialogueTest, ADialogueOfOneTurnIsAnOrdinaryCompletion) {
   ScriptedEnvironment environment(1, 1);
   std::vector<Trajectory> plain = sample(nullptr), dialogues = sample(&environment);
   for (size_t i = 0; i < plain.size(); ++i) {
@@ -156,7 +215,7 @@ TEST_F(DialogueTest, ADialogueOfOneTurnIsAnOrdinaryCompletion) {
   expect_equal(dialogues, plain);
 }
 
-TEST_F(DialogueTest, LimitsTruncate) {
+TEST_P(DialogueTest, LimitsTruncate) {
   const auto count = [&](StopReason reason, const DialogueOptions& options) {
     ScriptedEnvironment environment(1);
     int64_t found = 0;
@@ -176,7 +235,7 @@ TEST_F(DialogueTest, LimitsTruncate) {
   EXPECT_GT(count(StopReason::kLength, {.max_turns = 50}), 15);
 }
 
-TEST_F(DialogueTest, RepliesAreReportedInTheOrderOfTurns) {
+TEST_P(DialogueTest, RepliesAreReportedInTheOrderOfTurns) {
   ScriptedEnvironment environment(1);
   std::map<int64_t, std::vector<int32_t>> reported;
   DialogueOptions options;
@@ -195,7 +254,7 @@ TEST_F(DialogueTest, RepliesAreReportedInTheOrderOfTurns) {
   EXPECT_GT(count, 0u);
 }
 
-TEST_F(DialogueTest, RewardsAreDiscountedByTurn) {
+TEST_P(DialogueTest, RewardsAreDiscountedByTurn) {
   ScriptedEnvironment environment(1, 3);
   int64_t found = 0;
   for (const Trajectory& t : sample(&environment, {}, {.discount = 0.5})) {
@@ -208,7 +267,7 @@ TEST_F(DialogueTest, RewardsAreDiscountedByTurn) {
 }
 
 // A stop string of the host ends a turn that the device would continue.
-TEST_F(DialogueTest, StopStringsEndTurns) {
+TEST_P(DialogueTest, StopStringsEndTurns) {
   sampling_.stop_tokens = {};
   sampling_.stop_strings = {"4", "13"};
   ScriptedEnvironment first(1);
@@ -242,7 +301,7 @@ class FailingEnvironment : public ScriptedEnvironment {
   }
 };
 
-TEST_F(DialogueTest, AFailureEndsTheDialogueAlone) {
+TEST_P(DialogueTest, AFailureEndsTheDialogueAlone) {
   FailingEnvironment environment(1);
   ScriptedEnvironment sound(1);
   const std::vector<Trajectory> all = sample(&sound), some = sample(&environment);
@@ -266,7 +325,7 @@ class ThrowingEnvironment : public ScriptedEnvironment {
   }
 };
 
-TEST_F(DialogueTest, AnExceptionLeavesNothingBehind) {
+TEST_P(DialogueTest, AnExceptionLeavesNothingBehind) {
   Engine engine(*model_, {});
   ThrowingEnvironment environment(1);
   const Sampler sampler(engine, *tokenizer_, sampling_, {.environment = &environment});

@@ -37,9 +37,19 @@ ModelConfig engine_model() {
   return config;
 }
 
+// Sequences of up to three chunks of delta layers, of which two have one head of keys for two.
+ModelConfig delta_engine_model() {
+  ModelConfig config = engine_model();
+  config.num_layers = 3;
+  config.context = 170;
+  config.delta = {.full_every = 2, .key_heads = 1, .value_heads = 2, .key_dim = 4, .value_dim = 4};
+  return config;
+}
+
 class EngineTest {
  public:
-  explicit EngineTest(DType dtype, Device device = {}) : model_(engine_model(), dtype, 1, device) {}
+  explicit EngineTest(DType dtype, Device device = {}, const ModelConfig& config = engine_model())
+      : model_(config, dtype, 1, device) {}
 
   const Transformer& model() const { return model_; }
 
@@ -51,7 +61,7 @@ class EngineTest {
     for (int64_t n = rng.between(1, 50); n > 0; --n)
       out.prompt.push_back(static_cast<int32_t>(rng.below(kVocab)));
     const auto prompt = static_cast<int64_t>(out.prompt.size());
-    out.max_length = prompt + rng.between(1, 96 - prompt);
+    out.max_length = prompt + rng.between(1, model_.config().context - prompt);
     if (i % 2 == 0) out.stop_tokens = {kEos};
     for (int64_t n = rng.between(1, 4); n > 0; --n)
       out.completions.push_back(
@@ -111,7 +121,7 @@ class EngineTest {
     EXPECT_EQ(ends.size(), 2u);
     for (const EngineConfig config :
          {EngineConfig{.max_cache_tokens = 1}, EngineConfig{.max_cache_tokens = 200},
-          EngineConfig{.max_concurrent = 3, .max_cache_tokens = 160},
+          EngineConfig{.max_concurrent = 3, .max_cache_tokens = model_.config().context * 5 / 3},
           EngineConfig{.max_concurrent = 1}}) {
       SCOPED_TRACE(str(config.max_concurrent, " at once, ", config.max_cache_tokens, " tokens"));
       Engine small(model_, config);
@@ -217,7 +227,8 @@ class EngineTest {
   // Submits, cancels and steps in random order, with a cache that is too small for all.
   enum class Faults { kNone, kSome };
   void expect_no_block_is_leaked(int64_t steps, Faults faults = Faults::kNone) const {
-    Engine engine(model_, {.max_concurrent = 6, .max_cache_tokens = 176});
+    Engine engine(model_,
+                  {.max_concurrent = 6, .max_cache_tokens = model_.config().context * 11 / 6});
     Rng rng(7, rng_stream(kTestPurpose, 32));
     std::map<int64_t, uint64_t> open;
     Completions seen;
@@ -277,6 +288,47 @@ class EngineTest {
 TEST(Engine, SamplesDoNotDependOnCapacityOrConcurrency) {
   EngineTest(DType::kF64).expect_samples_do_not_depend_on_capacity();
   EngineTest(DType::kF32).expect_samples_do_not_depend_on_capacity();
+}
+
+TEST(EngineOfDeltaLayers, SamplesDoNotDependOnCapacityOrConcurrency) {
+  ModelConfig alone = delta_engine_model();
+  alone.delta.full_every = 9;
+  for (const ModelConfig& config : {delta_engine_model(), alone})
+    for (const DType dtype : {DType::kF64, DType::kF32})
+      EngineTest(dtype, {}, config).expect_samples_do_not_depend_on_capacity();
+}
+
+TEST(EngineOfDeltaLayers, LeaksNoBlockInRandomUse) {
+  EngineTest(DType::kF32, {}, delta_engine_model()).expect_no_block_is_leaked(3000);
+}
+
+TEST(EngineOfDeltaLayers, AFailedRequestForMemoryChangesNoSample) {
+  for (const EngineConfig config :
+       {EngineConfig{}, EngineConfig{.max_concurrent = 1, .max_cache_tokens = 1}})
+    EngineTest(DType::kF32, {}, delta_engine_model())
+        .expect_no_failed_request_for_memory_changes_samples(config, 3);
+}
+
+TEST(EngineOfDeltaLayers, IsUsableAfterMemoryHasRunOut) {
+  EngineTest(DType::kF32, {}, delta_engine_model()).expect_use_after_memory_has_run_out(4);
+}
+
+// States come first where memory is short: the fraction leaves room for those of few sequences.
+TEST(EngineOfDeltaLayers, StatesStayWithinTheFractionOfMemory) {
+  const EngineTest test(DType::kF32, {}, delta_engine_model());
+  const std::vector<EngineRequest> all = test.requests(24);
+  Engine large(test.model(), {});
+  const Completions expected = EngineTest::run(large, all);
+  EXPECT_GT(large.stats().most_running, 20);
+  const int64_t state = state_bytes(test.model().config(), DType::kF32),
+                budget = 9 * state + 40 * block_bytes(test.model().config(), DType::kF32);
+  Engine small(test.model(), {.memory_fraction = static_cast<double>(budget) /
+                                                 static_cast<double>(available_memory({}))});
+  EXPECT_EQ(EngineTest::run(small, all), expected);
+  EXPECT_LE(small.cache_bytes(), budget * 5 / 4);
+  EXPECT_GT(small.cache_bytes(), budget / 2);
+  EXPECT_LE(small.stats().most_running, 10);
+  EXPECT_GT(small.stats().most_running, 2);
 }
 
 TEST(Engine, LeaksNoBlockInRandomUse) {
