@@ -212,7 +212,8 @@ std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, const
       inference.cache_tokens == 0
           ? str("no: the weights take ", mib(inference.weights))
           : str("yes: weights ", mib(inference.weights), ", a cache of ", inference.cache_tokens,
-                " tokens, ", inference.cache_tokens / length, " sequences of ", length));
+                " tokens, ", inference.sequences, " sequences of ", length,
+                inference.state > 0 ? str(" with states of ", mib(inference.state)) : ""));
   return error;
 }
 

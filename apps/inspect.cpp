@@ -88,6 +88,7 @@ void print_memory(const ModelConfig& config, const InspectOptions& options) {
   print_row("weights", mib(memory.parameters));
   print_row("training", mib(memory.persistent() + memory.update()));
   print_row("rollouts, a sequence", mib(memory.cache + memory.rollout));
+  if (memory.states > 0) print_row("of these, its states", mib(memory.states));
 }
 
 void print_tokenizer(const std::string& dir) {

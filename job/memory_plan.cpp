@@ -45,8 +45,14 @@ int64_t fraction_of(double fraction, int64_t bytes) {
 
 // Tokens of a cache in `bytes`, in whole blocks.
 int64_t cache_tokens(const ModelConfig& model, int64_t bytes, DType dtype) {
-  const int64_t block = KVCache::bytes(cache_config(model, 0, 1), cache_dtype(model, dtype));
+  const int64_t block = std::max<int64_t>(1, block_bytes(model, cache_dtype(model, dtype)));
   return bytes / block * KVCacheConfig::kBlockTokens;
+}
+
+// Bytes of a row's states in a cache, with its share of the spare ones.
+int64_t row_state_bytes(const ModelConfig& model, DType dtype) {
+  return static_cast<int64_t>(KVCacheConfig::kStatesPerRow *
+                              static_cast<double>(state_bytes(model, cache_dtype(model, dtype))));
 }
 
 // The memory of a rank with `free` bytes, of which the engine's cache takes its share.
@@ -54,9 +60,23 @@ MemoryEstimate memory_with(TrainConfig config, const StagePreview& stage, int64_
                            int64_t free) {
   const int64_t persistent = memory_of(config, stage, ranks, CacheSize::kSequence).persistent(),
                 share = fraction_of(config.rollout.memory_fraction, free - persistent);
-  if (config.rollout.max_cache_tokens == 0)
+  if (config.rollout.max_cache_tokens == 0) {
+    const MemoryShape shape = step_size(config, stage, ranks).memory;
+    int64_t states = 0;
+    if (stage.model.has_delta() && shape.rollout_sequences > 0) {
+      const DType dtype = cache_dtype(stage.model, config.dtype);
+      const auto block = static_cast<double>(std::max<int64_t>(1, block_bytes(stage.model, dtype)));
+      config.rollout.max_concurrent = std::min(
+          shape.rollout_sequences,
+          fitting_sequences(
+              static_cast<double>(share) / block,
+              static_cast<double>(state_bytes(stage.model, dtype)) / block,
+              static_cast<double>(ceil_div(shape.rollout_length, KVCacheConfig::kBlockTokens))));
+      states = config.rollout.max_concurrent * row_state_bytes(stage.model, config.dtype);
+    }
     config.rollout.max_cache_tokens =
-        std::max<int64_t>(1, cache_tokens(stage.model, share, config.dtype));
+        std::max<int64_t>(1, cache_tokens(stage.model, share - states, config.dtype));
+  }
   return memory_of(config, stage, ranks);
 }
 
@@ -235,7 +255,11 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
 MemoryEstimate memory_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                          CacheSize cache) {
   MemoryShape shape = step_size(config, stage, ranks).memory;
-  if (cache == CacheSize::kSequence) shape.max_cache_tokens = shape.rollout_length;
+  if (cache == CacheSize::kSequence) {
+    shape.max_cache_tokens = shape.rollout_length;
+    if (stage.model.has_delta())
+      shape.rollout_sequences = std::min<int64_t>(1, shape.rollout_sequences);
+  }
   return estimate_memory(planned_model(config, stage), config.dtype, shape);
 }
 
@@ -312,7 +336,13 @@ InferencePlan plan_inference(const ModelConfig& model, int64_t length, const Gpu
                 cache = std::min(
                     fraction_of(EngineConfig{}.memory_fraction, free),
                     fraction_of(kUsable, free_bytes(gpu, 1)) - memory.parameters - memory.rollout);
-  if (cache >= memory.cache) out.cache_tokens = cache_tokens(model, cache, DType::kBF16);
+  if (cache < memory.cache) return out;
+  const int64_t state = row_state_bytes(model, DType::kBF16),
+                of_one = memory.cache - memory.states + state;
+  if (state > 0) out.sequences = std::max<int64_t>(1, cache / of_one);
+  out.state = memory.states;
+  out.cache_tokens = cache_tokens(model, cache - out.sequences * state, DType::kBF16);
+  if (state == 0) out.sequences = out.cache_tokens / length;
   return out;
 }
 

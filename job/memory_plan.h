@@ -86,6 +86,8 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
 struct InferencePlan {
   int64_t weights = 0;       // bytes
   int64_t cache_tokens = 0;  // that the cache may hold; 0: less than one sequence fits
+  int64_t sequences = 0;     // that it may hold at once
+  int64_t state = 0;         // bytes of a sequence's states in delta layers
 };
 InferencePlan plan_inference(const ModelConfig& model, int64_t length, const GpuProperties& gpu);
 

@@ -84,6 +84,9 @@ std::vector<std::pair<std::string, std::string>> memory_rows(const MemoryEstimat
   rows.emplace_back("activations", mib(memory.activations));
   rows.emplace_back("workspace", mib(memory.workspace));
   if (memory.rollout > 0) rows.emplace_back("rollouts", mib(memory.cache + memory.rollout));
+  if (memory.states > 0)
+    rows.emplace_back("states", str(mib(memory.states), " of these, for ", memory.sequences,
+                                    " sequences at once"));
   rows.emplace_back("peak per rank", mib(memory.peak()));
   return rows;
 }

@@ -27,6 +27,7 @@ struct KVCacheConfig {
   static constexpr int64_t kBlockTokens = 16;
   int64_t block_tokens = kBlockTokens;
   StateConfig state = {};
+  static constexpr double kStatesPerRow = 1.125;
   int64_t count_states() const { return state.layers > 0 ? num_sequences + num_sequences / 8 : 0; }
   int64_t blocks_per_row() const { return ceil_div(max_length, block_tokens); }
   int64_t count_blocks() const {

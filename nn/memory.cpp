@@ -14,14 +14,18 @@ namespace {
 void check_countable(const ModelConfig& c, const MemoryShape& shape) {
   const int64_t heads = (c.num_heads + c.num_kv_heads) * c.head_dim;
   const auto columns = static_cast<double>(8 * (c.d_model + heads) + 4 * c.d_ff + 64);
+  const double states = c.has_delta() ? static_cast<double>(shape.rollout_sequences) *
+                                            static_cast<double>(c.delta.channels()) *
+                                            static_cast<double>(c.delta.value_dim + 128)
+                                      : 0;
   const double tokens =
       static_cast<double>(shape.micro_batch_tokens) +
       static_cast<double>(shape.rollout_prefill_tokens) +
       static_cast<double>(shape.rollout_sequences) * static_cast<double>(shape.rollout_length);
   // 8 bytes per element, doubled for the rounding of allocations.
-  const double bytes =
-      16 * tokens *
-      (columns * static_cast<double>(c.num_layers + 2) + static_cast<double>(c.vocab_size));
+  const double bytes = 16 * (tokens * (columns * static_cast<double>(c.num_layers + 2) +
+                                       static_cast<double>(c.vocab_size)) +
+                             states * static_cast<double>(c.num_layers));
   if (bytes > 0x1p61)
     throw InputError(str("memory: this model and batch would take about ", bytes,
                          " bytes; hint: smaller sizes under model, or a smaller "
@@ -126,6 +130,8 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
                            kernels::head_rows(c.vocab_size, shape.device) *
                            static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
     out.cache = KVCache::bytes(cache, cache_dtype(c, dtype));
+    out.states = cache.count_states() * state_bytes(c, cache_dtype(c, dtype));
+    out.sequences = shape.rollout_sequences;
     out.rollout =
         std::max(measure_forward(c, dtype, shape.rollout_prefill_tokens, shape.device), logits);
   }

@@ -16,7 +16,9 @@ struct MemoryEstimate {
   int64_t activations = 0;          // kept for the backward of one micro batch
   int64_t workspace = 0;            // additional peak of that backward
   int64_t optimizer_workspace = 0;  // after the last backward of an update
-  int64_t cache = 0;                // keys and values
+  int64_t cache = 0;                // keys and values, and states of delta layers
+  int64_t states = 0;               // those states alone
+  int64_t sequences = 0;            // that are sampled at once
   // Activations while sampling; not held at the same time as those of training.
   int64_t rollout = 0;
   // The cache's memory is also available to updates (KVCache::release_to_pool()).

@@ -10,8 +10,12 @@
 
 namespace cohort {
 
-// States of a cache for each of its rows (KVCacheConfig::count_states()).
-static constexpr double kStatesPerRow = 1.125;
+constexpr double kStatesPerRow = KVCacheConfig::kStatesPerRow;
+
+int64_t fitting_sequences(double blocks, double state_blocks, double sequence_blocks) {
+  return std::max<int64_t>(
+      1, static_cast<int64_t>(blocks / (kStatesPerRow * state_blocks + sequence_blocks / 2)));
+}
 
 int64_t Scheduler::submit(EngineRequest in) {
   const int64_t id = next_request_++;
@@ -124,13 +128,13 @@ Scheduler::Capacity Scheduler::wanted_capacity(int64_t allowed_blocks) const {
   const auto count = static_cast<int64_t>(waiting_.size());
   int64_t concurrent = std::min(config_.concurrent(count), memory_limits_.sequences);
   if (state_blocks_ > 0 && config_.max_cache_tokens == 0) {
-    // Each sequence is expected to reach half of its maximum length.
-    const double of_states = kStatesPerRow * state_blocks_,
-                 each = of_states + static_cast<double>(expected) /
-                                        static_cast<double>(2 * std::max<int64_t>(1, count));
-    const auto fitting = static_cast<int64_t>(static_cast<double>(allowed_blocks) / each);
-    concurrent = std::max<int64_t>(1, std::min(concurrent, fitting));
-    allowed_blocks -= static_cast<int64_t>(std::ceil(of_states * static_cast<double>(concurrent)));
+    const double of_one =
+        static_cast<double>(expected) / static_cast<double>(std::max<int64_t>(count, 1));
+    concurrent = std::max<int64_t>(
+        1, std::min(concurrent,
+                    fitting_sequences(static_cast<double>(allowed_blocks), state_blocks_, of_one)));
+    allowed_blocks -= static_cast<int64_t>(
+        std::ceil(kStatesPerRow * state_blocks_ * static_cast<double>(concurrent)));
   }
   // Eight sizes per power of two, so that the next requests are likely to fit the same cache.
   const auto rounded = [](int64_t n) {

@@ -58,6 +58,11 @@ struct EngineConfig {
   }
 };
 
+// The number of sequences, at least 1, whose states take as much memory as `state_blocks` blocks
+// each, with the spare ones, and fit in the memory of `blocks` blocks, with half of
+// `sequence_blocks` blocks for each sequence: it is expected to reach half of its maximum length.
+int64_t fitting_sequences(double blocks, double state_blocks, double sequence_blocks);
+
 // Pairs of a token and the bias that is added to its logit before sampling.
 using LogitBias = std::vector<std::pair<int32_t, float>>;
 

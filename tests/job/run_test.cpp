@@ -70,8 +70,8 @@ TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpo) {
 
 TEST(Resume, GivesTheWeightsOfAnUninterruptedGrpoWithDeltaLayers) {
   std::vector<std::string> overrides = kSmallDelta;
-  overrides.insert(overrides.end(), {"num_iterations=2", "num_minibatches=2",
-                                     "checkpoint.every=1", "rollout.max_cache_tokens=500"});
+  overrides.insert(overrides.end(), {"num_iterations=2", "num_minibatches=2", "checkpoint.every=1",
+                                     "rollout.max_cache_tokens=500"});
   expect_same_after_resume(kSmallCommon + kSmallGrpo, overrides);
 }
 

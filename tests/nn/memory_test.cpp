@@ -126,6 +126,28 @@ TEST(MemoryEstimate, RolloutsNeedTheCacheAndLogits) {
   }
 }
 
+TEST(MemoryEstimate, RolloutsNeedTheStatesOfTheirSequences) {
+  const ModelConfig config = test::delta_cases()[0].config;
+  MemoryShape shape{.rollout_sequences = 16, .rollout_length = 40, .rollout_prefill_tokens = 6};
+  const MemoryEstimate memory = estimate_memory(config, DType::kF32, shape);
+  EXPECT_EQ(memory.sequences, 16);
+  EXPECT_EQ(memory.states, 18 * state_bytes(config, DType::kF32));
+  EXPECT_EQ(memory.cache, memory.states + 16 * 3 * block_bytes(config, DType::kF32));
+  // One layer of four has keys and values, which a limit is about.
+  EXPECT_EQ(block_bytes(config, DType::kF32), 2 * 16 * config.num_kv_heads * config.head_dim * 4);
+  shape.max_cache_tokens = 100;
+  const MemoryEstimate limited = estimate_memory(config, DType::kF32, shape);
+  EXPECT_EQ(limited.states, memory.states);
+  EXPECT_EQ(limited.cache, memory.states + 6 * block_bytes(config, DType::kF32));
+  ModelConfig huge = config;
+  huge.num_layers = 1000;
+  huge.delta.key_heads = huge.delta.value_heads = 1 << 12;
+  huge.delta.key_dim = huge.delta.value_dim = 1 << 10;
+  shape.rollout_sequences = 1 << 20;
+  EXPECT_THROW_WITH(estimate_memory(huge, DType::kF32, shape), InputError,
+                    "memory: this model and batch");
+}
+
 // On CUDA an update's gradients and activations use the memory of the idle cache.
 TEST(MemoryEstimate, TheCacheIsReleasedOnCuda) {
   MemoryShape shape{.micro_batch_tokens = 4000,
