@@ -85,9 +85,19 @@ Variable CachedMixing::gated_delta(const DeltaCall& call) const {
                                 .a_log = a_log.value(),
                                 .dt_bias = dt_bias.value(),
                                 .states = states_,
-                                .positions = positions_});
+                                .positions = positions_,
+                                .is_decode = step_ == CachedStep::kDecode});
   Tensor o = Tensor::empty_like(t.v);
-  kernels::gated_delta_cached({o, state, t.q, t.k, t.v, t.g, t.beta, states_, positions_});
+  kernels::gated_delta_cached({.o = o,
+                               .state = state,
+                               .q = t.q,
+                               .k = t.k,
+                               .v = t.v,
+                               .g = t.g,
+                               .beta = t.beta,
+                               .states = states_,
+                               .positions = positions_,
+                               .is_decode = step_ == CachedStep::kDecode});
   return Variable(o);
 }
 

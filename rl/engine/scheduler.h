@@ -51,10 +51,13 @@ struct EngineConfig {
   }
   void visit(ConfigVisitor& v) {
     v.field("memory_fraction", memory_fraction,
-            "upper limit of the cache of keys and values, relative to the free memory",
+            "upper limit of the cache, keys and values and states of delta layers, relative to the "
+            "free memory",
             {.min = 0.001, .max = 0.95});
     v.field("max_cache_tokens", max_cache_tokens,
-            "upper limit of the cache in tokens; 0: as many as memory_fraction allows", {.min = 0});
+            "upper limit of the cache in tokens, of keys and values alone; 0: as many as "
+            "memory_fraction allows",
+            {.min = 0});
   }
 };
 

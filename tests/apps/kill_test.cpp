@@ -46,6 +46,12 @@ std::vector<Setting> settings() {
                        "num_iterations: 2\nnum_minibatches: 2\n"
                        "rewards: [{name: format, pattern: '.*1.*'}]\n"
                        "model: {num_layers: 1, d_model: 32, num_heads: 2, context: 16}\n"},
+          {"hybrid", common + kSmallData +
+                         "trainer: grpo\nprompts_per_step: 4\nnum_generations: 16\n"
+                         "rewards: [{name: format, pattern: '.*1.*'}]\n"
+                         "model: {num_layers: 2, d_model: 32, num_heads: 2, context: 16, delta: "
+                         "{full_every: 2, key_heads: 1, value_heads: 2, key_dim: 64, value_dim: "
+                         "64}}\n"},
           {"fp8", common + kSmallData +
                       "trainer: grpo\nprompts_per_step: 4\nnum_generations: 16\n"
                       "precision: {cache: fp8}\nrewards: [{name: format, pattern: '.*1.*'}]\n"

@@ -507,18 +507,26 @@ TEST(Runs, StepsWithAnEmptyLossMaskAreNoUpdates) {
   EXPECT_EQ(load_state(find_checkpoint(run)).updates, updates);
 }
 
-TEST(Runs, GrpoOnASmallSettingImproves) {
+void expect_grpo_improves(const std::vector<std::string>& model) {
   const TempDir dir;
   const ExpectLog truncated("of the completions end at the length limit"),
       solved("the problems are solved, train on harder ones");
   // One sampled digit, right if it is a 1: from one in 13 to nearly always.
-  const std::string run = train_new(
-      small_plan(dir, "run", kSmallCommon + kSmallGrpo,
-                 {"rewards=[{name: format, pattern: '1'}]", "max_completion_length=1", "steps=40",
-                  "num_generations=8", "prompts_per_step=8", "learning_rate=0.02"}));
+  std::vector<std::string> overrides = model;
+  overrides.insert(overrides.end(),
+                   {"rewards=[{name: format, pattern: '1'}]", "max_completion_length=1", "steps=40",
+                    "num_generations=8", "prompts_per_step=8", "learning_rate=0.02"});
+  const std::string run = train_new(small_plan(dir, "run", kSmallCommon + kSmallGrpo, overrides));
   const auto lines = json_lines(run + "/metrics.jsonl");
   EXPECT_LT(metric(lines[1], "reward"), 0.3);
   EXPECT_GT(metric(lines[lines.size() - 2], "reward"), 0.9);
+}
+
+TEST(Runs, GrpoOnASmallSettingImproves) {
+  expect_grpo_improves({});
+}
+TEST(Runs, GrpoWithDeltaLayersImproves) {
+  expect_grpo_improves(kSmallDelta);
 }
 
 // The control experiment: rewards shuffled over the completions give no improvement.

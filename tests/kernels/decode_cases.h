@@ -70,6 +70,13 @@ inline void expect_elements_and_rows_are_set(DType dtype, Device device) {
   }
 }
 
+inline void expect_rows_have_states(Device device) {
+  Tensor states = Tensor::empty({4}, DType::kI32, device);
+  row_states(
+      {.states = states, .rows = ids({2, -1, 0, 2}, device), .table = ids({7, -1, 5}, device)});
+  EXPECT_EQ(states.to_vector<int32_t>(), (std::vector<int32_t>{5, -1, 7, 5}));
+}
+
 inline void expect_blocks_are_copied(DType dtype, Device device) {
   for (const int64_t cols : {1, 3, 16}) {
     Tensor pages = Tensor::empty({3, 6, 2, cols}, dtype, device);

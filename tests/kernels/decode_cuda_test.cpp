@@ -18,6 +18,7 @@ TEST(CudaDecode, ElementsRowsAndBlocksAreSet) {
   for (const DType dtype : {DType::kF32, DType::kI32})
     expect_elements_and_rows_are_set(dtype, device);
   for (const DType dtype : {DType::kF32, DType::kBF16}) expect_blocks_are_copied(dtype, device);
+  expect_rows_have_states(device);
 }
 
 }  // namespace

@@ -19,6 +19,15 @@ TEST(Decode, ElementsAndRowsAreSet) {
     expect_elements_and_rows_are_set(dtype, {});
 }
 
+TEST(Decode, RowsHaveStates) {
+  expect_rows_have_states({});
+  Tensor states = Tensor::empty({1}, DType::kI32);
+  const Tensor table = ids({7, -1}, Device{});
+  for (const int32_t row : {1, 2})
+    EXPECT_THROW_WITH(row_states({.states = states, .rows = ids({row}, Device{}), .table = table}),
+                      Error, "token 0: row ");
+}
+
 TEST(Decode, BlocksAreCopied) {
   for (const DType dtype : {DType::kF64, DType::kF32}) expect_blocks_are_copied(dtype, {});
 }
