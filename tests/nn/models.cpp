@@ -143,6 +143,12 @@ std::vector<ModelCase> delta_cases() {
                {.full_every = 9, .key_heads = 2, .value_heads = 2, .key_dim = 8, .value_dim = 8}))};
 }
 
+KVCacheConfig test_cache(const ModelConfig& c, int64_t sequences, int64_t block_tokens) {
+  KVCacheConfig out = cache_config(c, sequences, 0);
+  out.block_tokens = block_tokens;
+  return out;
+}
+
 ModelConfig model_config(const std::string& name) {
   for (const ModelCase& model : model_cases())
     if (model.name == name) return model.config;

@@ -20,6 +20,8 @@ std::vector<ModelCase> rule_cases();
 std::vector<ModelCase> model_cases();
 // Models with delta layers: between layers with attention, and alone; of four layers.
 std::vector<ModelCase> delta_cases();
+// A cache with blocks for all sequences.
+KVCacheConfig test_cache(const ModelConfig& config, int64_t sequences, int64_t block_tokens);
 // The case called `name`.
 ModelConfig model_config(const std::string& name);
 
