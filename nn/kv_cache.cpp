@@ -17,7 +17,7 @@ struct StateTensor {
   Shape shape;  // [layers, states, ...]
   DType dtype;
 };
-// Those of KVCache::DeltaLayer, in order.
+// The tensors of KVCache::DeltaLayer, in order.
 std::vector<StateTensor> state_tensors(const KVCacheConfig& c, DType dtype) {
   const auto [layers, key_heads, heads, dim] = c.state;
   const int64_t n = c.count_states(), channels = (2 * key_heads + heads) * dim;

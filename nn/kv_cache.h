@@ -22,7 +22,7 @@ class KVCache : public BlockTable {
   // The states of a delta layer; i counts these.
   struct DeltaLayer {
     kernels::DeltaState state;
-    Tensor ring;  // of kernels::DeltaInputsCached
+    Tensor ring;  // DeltaInputsCached::ring
   };
   DeltaLayer& delta_layer(int i) { return delta_layers_[static_cast<size_t>(i)]; }
   // [num_sequences] i32: the state of a row at the last upload(); -1: none.

@@ -34,7 +34,7 @@ class CachedMixing : public Mixing {
 
  private:
   Tensor sequences_, positions_;
-  Tensor states_;  // of the sequences; undefined: the cache has none
+  Tensor states_;  // the sequences' in the cache; undefined: it has none
   KVCache& cache_;
   CachedStep step_;
 };

@@ -108,7 +108,7 @@ class Engine {
   const size_t max_pending_;    // sampling steps that may be in flight while the next is enqueued
   const int64_t weight_bytes_;  // read per decode step
   const int64_t block_bytes_;   // 1 if no layer has keys and values
-  const int64_t state_bytes_;   // of a sequence; 0: the model has no states
+  const int64_t state_bytes_;   // a sequence's; 0: the model has no states
   Scheduler scheduler_;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;

@@ -10,7 +10,7 @@
 
 namespace cohort {
 
-constexpr double kStatesPerRow = KVCacheConfig::kStatesPerRow;
+static constexpr double kStatesPerRow = KVCacheConfig::kStatesPerRow;
 
 int64_t fitting_sequences(double blocks, double state_blocks, double sequence_blocks) {
   return std::max<int64_t>(
@@ -321,7 +321,7 @@ Scheduler::Sequences Scheduler::schedule_starts(const std::vector<Chunk>& comput
   if (!computed.empty()) fork_completions();
   for (const Chunk& chunk : computed)
     if (Request& request = *chunk.sequence->request;
-        chunk.completes_prompt() && !table_->own_state(request.held))
+        chunk.completes_prompt() && request.is_computed() && !table_->own_state(request.held))
       evict_prompt(request);
   for (const SequencePtr& s : ready_) {
     if (s->output.empty()) ++s->in_flight;

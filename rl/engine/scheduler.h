@@ -133,8 +133,7 @@ class Scheduler : NonCopyable {
     SlotLimits limits;  // needed by its completions
     Sequences completions;
     int64_t unfinished = 0;
-    // What is held of the prompt from its prefill until the last completion has ended, or until
-    // eviction.
+    // The prompt, held from its prefill until the last completion has ended, or until eviction.
     BlockTable::Held held;
     bool is_computed() const { return !held.empty(); }
     int64_t prompt_length() const { return static_cast<int64_t>(in.prompt.size()); }
@@ -155,8 +154,8 @@ class Scheduler : NonCopyable {
     int32_t slot = -1;              // row of the block table; -1: not in the cache
     bool done = false;              // the turn has ended
     bool closed = false;            // the completion has ended
-    // What is held of the first `kept_length` tokens from the end of a turn until the next one
-    // enters the cache, or until eviction; its state has `state_length` tokens.
+    // The first `kept_length` tokens, held from the end of a turn until the next one enters the
+    // cache, or until eviction; the state has `state_length` tokens.
     BlockTable::Held kept;
     int64_t kept_length = 0, state_length = 0;
 

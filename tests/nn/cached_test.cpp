@@ -19,7 +19,7 @@ using test::rows_of;
 using test::test_cache;
 
 // Feeds sequences to a cache in random portions and records all hidden rows. Between portions
-// sequences go on from copies and in other rows, go back by a few tokens, or start again.
+// sequences continue from copies and in other rows, go back by a few tokens, or start again.
 class RandomServer {
  public:
   RandomServer(const Transformer& model, const std::vector<TokenSequence>& sequences,

@@ -341,7 +341,7 @@ TEST(Scheduler, CapacityFollowsTheWaitingSequences) {
   EXPECT_EQ(wanted({.max_concurrent = 2}, 1), Sizes(2, 5));
 }
 
-// The same sequences with states of 8 blocks, 9 for each row. A row has 19 / 16 blocks for half of
+// Sequences as above with states of 8 blocks, 9 for each row. A row has 19 / 16 blocks for half of
 // what its sequence may need: 60 blocks are 5 rows, whose states leave 15.
 TEST(Scheduler, StatesTakeTheMemoryOfBlocks) {
   const auto wanted = [](const EngineConfig& config, int64_t allowed_blocks) {
@@ -370,7 +370,7 @@ TEST(Scheduler, StatesTakeTheMemoryOfBlocks) {
   EXPECT_EQ(wanted({.max_concurrent = 7, .max_cache_tokens = 160}, 10), Sizes(7, 10));
 }
 
-// Of 9 states, four are those of running completions, one that of their prompt, and one is kept
+// Four of 9 states are those of running completions, one is that of their prompt, and one is kept
 // between turns. Four more completions need the prompt's.
 TEST(Scheduler, APromptThatNoCompletionWaitsForGivesItsStateFirst) {
   KVCacheConfig config = large_cache();
