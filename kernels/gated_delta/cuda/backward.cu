@@ -51,6 +51,14 @@ __device__ __forceinline__ void put(T* to, float x, bool adds) {
   *to = from_float<T>(adds ? to_float(*to) + x : x);
 }
 
+template <int kN>
+__device__ __forceinline__ void add_tiles(Accumulator (&to)[kN], const Accumulator (&from)[kN]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) to[n].c[e / 4][e % 4] += from[n].c[e / 4][e % 4];
+}
+
 template <class T, int kDim, int kCols, int kStages>
 struct ChainMemory : ChunkMemory<T, kDim, kCols, kStages> {
   T dout[kChunk * ChainMemory::kSlice];  // s gamma_t dO_t
@@ -86,7 +94,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
     du_ = b_.fork_du == nullptr
               ? nullptr
               : b_.fork_du + b_.fork_row(root, b_.in.heads, head_, 0) * kDim + column_;
-    if (chunk_end(run_, last, forked).has_next) add(matrix_, fork);
+    if (chunk_end(run_, last, forked).has_next) add_tiles(matrix_, fork);
     show_matrix();
     if (is_helper()) prepare(last, 0, begin_load(last, 0));
     for (int chunk = last; chunk >= first; --chunk) {
@@ -105,21 +113,15 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
       if (prefetches) prepare(chunk - 1, next_stage, gate);
       __syncthreads();
       step_back(rows, stage);
-      if (end.is_open) add(matrix_, fork);
+      if (end.is_open) add_tiles(matrix_, fork);
       show_matrix();
       if (kStages == 1) __syncthreads();
     }
-    if (is_child) add(fork, matrix_);
+    if (is_child) add_tiles(fork, matrix_);
     __syncthreads();
   }
 
  private:
-  __device__ static void add(Matrix& to, const Matrix& from) {
-#pragma unroll
-    for (int n = 0; n < kMatrixTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) to[n].c[e / 4][e % 4] += from[n].c[e / 4][e % 4];
-  }
   __device__ void write_gradient(int chunk) {
     T* const to = b_.gradients.at(b_.sequences[index_], index_, chunk, head_);
     for_matrix([&](const float* x, int row, int column) {
@@ -232,13 +234,10 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
       }
     }
     const float gamma = m_.gates[stage].gamma[kChunk - 1];
-#pragma unroll
-    for (int n = 0; n < kMatrixTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float& x = matrix_[n].c[e / 4][e % 4];
-        x = __fmaf_rn(gamma, x, sums[n].c[e / 4][e % 4]);
-      }
+    for_matrix([&](float* x, int, int) {
+      for (int e = 0; e < 2; ++e) x[e] *= gamma;
+    });
+    add_tiles(matrix_, sums);
   }
 
   const BackwardProblem<T, kDim>& b_;
@@ -467,14 +466,13 @@ class RowBlock {
         folds[row % 16 / 8] += key[e] * x[e];
       }
     });
-    for_tiles(dq, [&](float* x, int row, int) {
-      x[0] *= p_.in.scale * m_.gates.gamma[row];
-      x[1] *= p_.in.scale * m_.gates.gamma[row];
-    });
-    for_tiles(as_row, [&](float* x, int row, int) {
-      x[0] *= -m_.gates.gamma[row];
-      x[1] *= -m_.gates.gamma[row];
-    });
+    const auto scale_rows = [&](Tiles& tiles, float factor) {
+      for_tiles(tiles, [&](float* x, int row, int) {
+        for (int e = 0; e < 2; ++e) x[e] *= factor * m_.gates.gamma[row];
+      });
+    };
+    scale_rows(dq, p_.in.scale);
+    scale_rows(as_row, -1);
     for (int i = 0; i <= row0(); i += 16) {
       const Operand<T> x = load_a(m_.x + row0() * kSquare + i, kSquare),
                        y = load_a(m_.y + row0() * kSquare + i, kSquare);
@@ -497,13 +495,9 @@ class RowBlock {
     add_dots(dots, dq, q, 1);
     add_dots(dots, as_row, k, 1);
     add_dots(dots, earlier, k, -1);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        dq_[n].c[e / 4][e % 4] += dq[n].c[e / 4][e % 4];
-        dk_[n].c[e / 4][e % 4] += as_row[n].c[e / 4][e % 4] + earlier[n].c[e / 4][e % 4];
-      }
+    add_tiles(dq_, dq);
+    add_tiles(dk_, as_row);
+    add_tiles(dk_, earlier);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float dot = lane_reduce<4>(dots[half], Plus{}),
@@ -652,9 +646,7 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
   dispatch_delta(args.v, "gated_delta_backward", [&]<class T, int kDim>() {
     const int64_t slots = ChunkMatrices<T, kDim>::slots(tokens, count),
                   at_once = key_heads_at_once<T, kDim>(slots, group, key_heads);
-    const auto scratch = [&](int64_t size) {
-      return Tensor::empty({std::max<int64_t>(size, 0)}, DType::kF32, device);
-    };
+    const auto scratch = [&](int64_t size) { return Tensor::empty({size}, DType::kF32, device); };
     Tensor matrices =
         Tensor::empty({2, slots, at_once * group, kDim, kDim}, args.v.dtype(), device);
     Tensor du = scratch(forks * heads * kChunk * kDim),

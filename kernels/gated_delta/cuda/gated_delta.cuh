@@ -283,6 +283,10 @@ __device__ inline void sum_gates(ChunkGates& gates, int known) {
   }
 }
 
+// Calls with one token of each state at most.
+template <class T, int kDim>
+void delta_decode(const DeltaProblem<T>& problem, const GatedDeltaCached& args);
+
 // Tile number `tile` of the ten of 16 x 16 elements with t >= i: its first row and column.
 struct ChunkTile {
   int t, i;
