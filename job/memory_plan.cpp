@@ -313,6 +313,7 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   for (const auto base : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kNf4})
     if (const auto found = stage.model.stored_format;
         !any && !config.model.precision.is_quantized() && !stage.model.is_encoder() &&
+        !stage.model.has_delta() &&
         (found == kernels::WeightFormat::kModel || found == base)) {
       tried.model.precision.base = base;
       any = fits(tried);
@@ -342,6 +343,7 @@ InferencePlan plan_inference(const ModelConfig& model, int64_t length, const Gpu
   if (state > 0) out.sequences = std::max<int64_t>(1, cache / of_one);
   out.state = memory.states;
   out.cache_tokens = cache_tokens(model, cache - out.sequences * state, DType::kBF16);
+  if (block_bytes(model, DType::kBF16) == 0) out.cache_tokens = out.sequences * length;
   if (state == 0) out.sequences = out.cache_tokens / length;
   return out;
 }

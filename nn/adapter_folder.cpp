@@ -280,7 +280,11 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
       throw InputError(str(path, ": '", layer_name(module, 0),
                            "' is no linear layer of the base model's blocks, as '",
                            layer_name(known[0].name, 0),
-                           "' is; hint: is it an adapter of this base model?"));
+                           "' is; hint: ",
+                           module.starts_with("model.language_model.")
+                               ? "it is one of a model with an image encoder: rename the tensors' "
+                                 "'model.language_model.' to 'model.'"
+                               : "is it an adapter of this base model?"));
   }
   if (adapter.num_layers != num_layers)
     throw InputError(str(path, ": adapters of ", adapter.num_layers,

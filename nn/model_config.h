@@ -117,7 +117,7 @@ struct DeltaConfig {
     v.field(
         "full_every", full_every,
         "every n-th layer has attention, and the others the gated delta rule (all, if there are "
-        "fewer layers); 0: all have attention. On the CPU",
+        "fewer layers); 0: all have attention",
         {.min = 0, .max = 1000});
     v.field("key_heads", key_heads, "heads of queries and keys", {.min = 1, .max = 1 << 12});
     v.field("value_heads", value_heads, "heads of values, a multiple of key_heads",

@@ -34,6 +34,10 @@ ModelConfig read_qwen3_5(ConfigFile& file) {
   file.expect("attn_output_gate", true);
   file.expect("linear_conv_kernel_dim", int64_t{4});
   file.ignore({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"});
+  // Of the norms in delta layers: swish is SiLU.
+  if (const std::string gate = file.text("output_gate_type", "silu");
+      gate != "silu" && gate != "swish")
+    file.refuse("output_gate_type", "only silu, also named swish, is supported");
   c.qk_norm = c.attention_gate = true;
   c.family.norm_offset = 1;
   c.family.qkv_bias = c.family.o_bias = file.flag("attention_bias", false);
@@ -74,11 +78,13 @@ Json write_qwen3_5(const ModelConfig& c) {
 Json qwen3_5_text(const Json& whole) {
   const Json* const text = whole.find("text_config");
   if (text == nullptr || !text->is_object())
-    throw InputError("the field text_config of model_type qwen3_5 is no object");
+    throw InputError(
+        "the field text_config of model_type qwen3_5 is no object; hint: it has the fields of the "
+        "text model");
   ConfigFile file(whole);
   file.ignore({"text_config", "vision_config", "tie_word_embeddings", "quantization_config",
                "quantization", "image_token_id", "video_token_id", "vision_start_token_id",
-               "vision_end_token_id"});
+               "vision_end_token_id", "language_model_only"});
   file.check_all_used();
   Json json = *text;
   json.set("architectures", Json::Array{"Qwen3_5ForCausalLM"});

@@ -189,7 +189,9 @@ void Engine::ensure_capacity() {
       slots_ == nullptr ? wanted.limits : wanted.limits.with(slots_->limits());
   slots_.reset();
   if (!is_enough) {
-    const int64_t sequences = cache_ == nullptr ? 0 : cache_->config().num_sequences;
+    // Without states, a sequence takes next to no memory, and their number is kept.
+    const int64_t sequences =
+        cache_ == nullptr || state_bytes_ > 0 ? 0 : cache_->config().num_sequences;
     scheduler_.set_capacity(nullptr, {});
     cache_.reset();
     capacity_ = scheduler_.wanted_capacity(allowed_blocks());  // with the old cache's memory

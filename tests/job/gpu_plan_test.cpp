@@ -118,6 +118,23 @@ TEST(GpuPlansSlow, WhatRunsOnAGpuRunsOnOneWithMoreMemory) {
       }
 }
 
+// They have no base in fewer bits, so that none is suggested; an inference with delta layers alone
+// is bounded by its states.
+TEST(GpuPlans, LargeModelsWithDeltaLayersAreSaidNotToFit) {
+  TrainConfig config = bench_config("qwen3_5_0_8b", {"model.num_layers=400"});
+  config.batch.trainer = TrainerType::kGrpo;
+  StagePreview stage = described(config, 248320, 256, 768);
+  const GpuProperties gpu = gpu_named("rtx4090");
+  const GpuPlan plan = plan_for_gpu(config, stage, 1, gpu);
+  expect_consistent(plan, gpu);
+  EXPECT_FALSE(plan.shortage.empty());
+  stage.model.num_layers = 24;
+  stage.model.delta.full_every = 100;
+  const InferencePlan inference = plan_inference(stage.model, 1024, gpu);
+  EXPECT_GT(inference.sequences, 10);
+  EXPECT_EQ(inference.cache_tokens, 1024 * inference.sequences);
+}
+
 TEST(GpuPlans, ChangesMakeTheStageFit) {
   const GpuProperties gpu = gpu_named("rtx4090");
   const TrainConfig config =

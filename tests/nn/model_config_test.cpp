@@ -118,6 +118,12 @@ TEST(FamilyDefaults, RelativesOfQwen35AreRefusedByName) {
   EXPECT_TRUE(with("tie_word_embeddings", true).tie_embeddings);
   EXPECT_THROW_WITH(with("text_config", 3), InputError, "text_config of model_type qwen3_5");
   EXPECT_THROW_WITH(with("num_experts", 3), InputError, "num_experts is not supported");
+  EXPECT_NO_THROW(with("language_model_only", true));
+  const auto gated = [&](const char* gate) {
+    return ModelConfig::from_json(whole(config_of("qwen3_5_text").set("output_gate_type", gate)));
+  };
+  EXPECT_NO_THROW(gated("swish"));
+  EXPECT_THROW_WITH(gated("sigmoid"), InputError, "output_gate_type is \"sigmoid\": only silu");
   EXPECT_THROW_WITH(with("quantization_config", Json().set("quant_method", "fp8")), InputError,
                     "quantized weights (fp8) are not supported");
   EXPECT_THROW_WITH(with("quantization_config",
