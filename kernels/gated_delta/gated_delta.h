@@ -23,8 +23,9 @@
 // appended to, and a row's bits depend on the tokens of its sequence up to its own. g is finite; as
 // G counts from the start of a chunk, a g of -1e4 costs its later rows in f32 1e-3 of their values.
 //
-// On CUDA, heads have 64 or 128 dims, tensors are aligned to 16 bytes, and powers of 2 are within
-// two ulp. In bf16, arithmetic is in f32 but for operands of tensor cores: the S of S^T k and S^T q
+// On CUDA, heads have 64 or 128 dims, tensors are aligned to 16 bytes, powers of 2 are within two
+// ulp, and 0 below 2^-126, and 0 is added to the sum of o_t before it is scaled, so that it is never
+// -0. In bf16, arithmetic is in f32 but for operands of tensor cores: the S of S^T k and S^T q
 // is its high half (master_parts() of kernels/adamw.h), and the factors of u_i in o_t and the rows
 // 2^(G_63 - G_i) u_i are rounded. Products of rows, S^T k, S^T q, the sum over i of o_t and D are
 // accumulated as mma.m16n8k16 does, in ascending steps of 16, with factors of 0 in the rest of the

@@ -61,6 +61,22 @@ inline Inputs make_inputs(const std::vector<int32_t>& lengths, int64_t key_heads
           .desc = {}};
 }
 
+// Three sequences whose first outputs are negative and underflow, beside rows u of other tokens.
+inline Inputs underflowing_inputs(DType dtype) {
+  Inputs in = make_inputs({16, 16, 16}, 1, 1, 64, DType::kF64);
+  in.k.zero_();
+  in.v.fill_(-1);
+  in.g.zero_();
+  in.beta.fill_(1);
+  for (int64_t t = 0; t < 48; ++t) {
+    const bool is_first = t % 16 == 0;
+    in.k.narrow(0, t, 1).narrow(2, t % 16, 1).fill_(is_first ? 1e-15 : 1);
+    if (is_first) in.v.narrow(0, t, 1).fill_(-1e-20);
+  }
+  in.q.copy_(in.k);
+  return in.to(dtype);
+}
+
 inline DeltaState make_state(const Inputs& in, int64_t slots) {
   const int64_t heads = in.v.dim(1), key_heads = in.k.dim(1), d = in.v.dim(2);
   const auto unset = [&](const Shape& shape, DType dtype) {

@@ -112,6 +112,15 @@ TEST(CudaGatedDelta, PiecesHaveTheBitsOfTheWhole) {
   EXPECT_GT(pieces, 4000);
 }
 
+TEST(CudaGatedDelta, SignsOfZeroAreThoseOfTheWhole) {
+  COHORT_REQUIRE_GPU(device);
+  Rng rng(5, rng_stream(kTestPurpose, 5));
+  int pieces = 0;
+  for (const DType dtype : kCudaTypes)
+    for (int round = 0; round < 20; ++round)
+      ASSERT_NO_FATAL_FAILURE(check_pieces(underflowing_inputs(dtype), device, rng, pieces));
+}
+
 // dq, dk, dv, dg and dbeta against the CPU's f64.
 void expect_gradients(const Inputs& in, DType dtype, Device device, Grad mode) {
   const Tensor dout = random_tensor(in.v.shape(), DType::kF64, 9).to(dtype);

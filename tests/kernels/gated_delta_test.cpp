@@ -81,6 +81,13 @@ TEST(GatedDelta, PiecesHaveTheBitsOfTheWhole) {
   EXPECT_GT(pieces, 10000);
 }
 
+TEST(GatedDelta, SignsOfZeroAreThoseOfTheWhole) {
+  Rng rng(5, rng_stream(kTestPurpose, 5));
+  int pieces = 0;
+  for (int round = 0; round < 20; ++round)
+    ASSERT_NO_FATAL_FAILURE(check_pieces(underflowing_inputs(DType::kF32), {}, rng, pieces));
+}
+
 TEST(GatedDelta, SharedPrefixesHaveTheBitsOfRepeatedOnes) {
   for (const DType dtype : {DType::kF32, DType::kF64})
     for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {

@@ -168,15 +168,15 @@ class DecodeBlock {
       Accumulator out;
       out.for_pairs([&](float* x, int row, int column) {
         if (row > 0) return;
-        x[0] = begin_output(gamma, has_matrix ? m_.queried[n + column] : 0.0f);
-        x[1] = begin_output(gamma, has_matrix ? m_.queried[n + column + 1] : 0.0f);
+        x[0] = __fmul_rn(gamma, has_matrix ? m_.queried[n + column] : 0.0f);
+        x[1] = __fmul_rn(gamma, has_matrix ? m_.queried[n + column + 1] : 0.0f);
       });
       for (int i = 0; i <= row_; i += 16)
         multiply(out, load_a(m_.weights + i, kSquare),
                  load_b_transposed(m_.u + i * kRow + n, kRow));
       out.for_pairs([&](const float* x, int row, int column) {
         if (row > 0) return;
-        store_pair(o + n + column, __fmul_rn(x[0], p_.scale), __fmul_rn(x[1], p_.scale));
+        store_pair(o + n + column, finish_output(x[0], p_.scale), finish_output(x[1], p_.scale));
       });
     }
   }

@@ -198,8 +198,8 @@ class ForwardBlock
     for (int n = 0; n < kReadTiles; ++n)
       out[n].for_pairs([&](float* x, int row, int) {
         const float gamma = m_.gates[stage].gamma[row0 + row];
-        x[0] = begin_output(gamma, x[0]);
-        x[1] = begin_output(gamma, x[1]);
+        x[0] = __fmul_rn(gamma, x[0]);
+        x[1] = __fmul_rn(gamma, x[1]);
       });
     for (int i = 0; i <= row0; i += 16) {
       const Operand<T> weights = load_a(m_.weights[stage] + row0 * kSquare + i, kSquare);
@@ -213,8 +213,8 @@ class ForwardBlock
         row += row0;
         if (row < rows.given || row >= rows.count) return;
         T* const to = p_.o + p_.row(token(rows.base + row), head_) * kDim;
-        store_pair(to + column_ + column0 + 16 * n + column, __fmul_rn(x[0], p_.scale),
-                   __fmul_rn(x[1], p_.scale));
+        store_pair(to + column_ + column0 + 16 * n + column, finish_output(x[0], p_.scale),
+                   finish_output(x[1], p_.scale));
       });
   }
 

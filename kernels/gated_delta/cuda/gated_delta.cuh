@@ -154,9 +154,10 @@ template <class T>
 __device__ __forceinline__ T finish_u(float beta, float residual) {
   return from_float<T>(__fmul_rn(beta, residual));
 }
-// +0 keeps a vanished -0 from being told from a +0 by the terms that follow.
-__device__ __forceinline__ float begin_output(float gamma, float queried) {
-  return __fmaf_rn(gamma, queried, 0.0f);
+// o_t from its sum. A sum of -0 becomes 0, as terms of 0 would make it: their number depends on the
+// rows after t.
+__device__ __forceinline__ float finish_output(float sum, float scale) {
+  return __fmul_rn(__fadd_rn(sum, 0.0f), scale);
 }
 // u_i as the fold takes it.
 template <class T>
