@@ -259,9 +259,9 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
   std::string chosen, error;
   std::optional<GpuPlan> planned;
   if (gpu)
-    stage.model.check_gpu(gpu->compute_capability);
+    stage.model.check_gpu(gpu->compute_capability, given.dtype);
   else
-    stage.model.check_gpu(device_named(given.device, "device"));
+    stage.model.check_gpu(device_named(given.device, "device"), given.dtype);
   if (gpu) planned = plan_for_gpu(given, stage, ranks, *gpu);
   const TrainConfig config = gpu ? planned->config : with_micro_batch(given, stage, ranks, chosen);
   const ModelConfig model = stage.model;

@@ -7,6 +7,7 @@
 
 #include "core/cuda_backend.h"
 #include "core/dry_run.h"
+#include "core/gpu.h"
 #include "core/sizes.h"
 #include "core/with_cuda.h"
 #include "data/data_check.h"
@@ -227,12 +228,18 @@ void ModelConfig::check_device(Device device, DType dtype) const {
                          dtype_name(dtype), "; hint: dtype: bf16, or device: cpu"));
 }
 
-void ModelConfig::check_gpu(Device device) const {
+void ModelConfig::check_gpu(Device device, DType dtype) const {
   if (device.is_cuda() && device.index < cuda_device_count() && !is_dry_run())
-    check_gpu(on_device<[](Device) { return 0; }, cuda::compute_capability>(device, device));
+    check_gpu(on_device<[](Device) { return 0; }, cuda::compute_capability>(device, device), dtype);
 }
 
-void ModelConfig::check_gpu(int compute_capability) const {
+void ModelConfig::check_gpu(int compute_capability, DType dtype) const {
+  const int64_t memory = shared_memory_of(compute_capability);
+  if (has_delta() && dtype == DType::kF32 && memory < kernels::kDeltaF32SharedMemory)
+    throw InputError(str("dtype: f32 with model.delta needs a GPU with ",
+                         kernels::kDeltaF32SharedMemory >> 10,
+                         " KiB of shared memory per block (such as A100 or H100), got ",
+                         memory >> 10, " KiB; hint: dtype: bf16"));
   if (precision.rounds_queries() && compute_capability != 90)
     throw InputError(
         str("precision.attention: fp8 needs a GPU of compute capability 9.0 (H100, "

@@ -304,9 +304,9 @@ struct ModelConfig {
   // Throws InputError naming the key if the device's kernels do not support the model in `dtype`.
   void check_device(Device device, DType dtype) const;
   // Throws InputError if GPUs of this compute capability, 10 major + minor, do not support it.
-  void check_gpu(int compute_capability) const;
+  void check_gpu(int compute_capability, DType dtype) const;
   // check_gpu() of this machine's GPU; does nothing for other devices, and in a dry run.
-  void check_gpu(Device device) const;
+  void check_gpu(Device device, DType dtype) const;
   // Conversion to and from config.json: `file`, else that of a family that computes the same
   // (nn/families/), else of Cohort with Hugging Face's names where they exist. The configuration
   // must be resolved. Throws InputError naming a field that is missing, not supported, or

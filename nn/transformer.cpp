@@ -8,7 +8,7 @@ namespace cohort {
 
 static const ModelConfig& checked(const ModelConfig& c, Device device, DType dtype) {
   c.check_device(device, dtype);
-  c.check_gpu(device);
+  c.check_gpu(device, dtype);
   COHORT_CHECK((c.vocab_size > 0 || c.has_images()) && c.head_dim > 0 && c.d_ff > 0,
                "[transformer] expected a resolved configuration");
   return c;

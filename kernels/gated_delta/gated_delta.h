@@ -52,6 +52,8 @@ struct GatedDeltaDesc {
 inline constexpr bool is_gpu_delta_dim(int64_t head_dim) {
   return head_dim == 64 || head_dim == 128;
 }
+// Shared memory per block that f32 needs on a GPU; bf16 fits all supported ones.
+inline constexpr int64_t kDeltaF32SharedMemory = 160 << 10;
 inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
   return desc.scale > 0 ? desc.scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }

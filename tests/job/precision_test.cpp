@@ -62,9 +62,9 @@ TEST_F(Precision, AttentionIsPartOfAModel) {
   train_new(plan("gained", kSmallSft, {fp8, "init_from=" + cached}));  // without a warning
   EXPECT_THROW_WITH(loaded.model->config().check_device(Device::cuda(), DType::kF32), InputError,
                     "precision.attention: fp8 on a GPU needs dtype: bf16, got f32");
-  EXPECT_NO_THROW(loaded.model->config().check_gpu(Device{}));
-  EXPECT_NO_THROW(loaded.model->config().check_gpu(90));
-  EXPECT_THROW_WITH(loaded.model->config().check_gpu(89), InputError,
+  EXPECT_NO_THROW(loaded.model->config().check_gpu(Device{}, DType::kBF16));
+  EXPECT_NO_THROW(loaded.model->config().check_gpu(90, DType::kBF16));
+  EXPECT_THROW_WITH(loaded.model->config().check_gpu(89, DType::kBF16), InputError,
                     "needs a GPU of compute capability 9.0 (H100, H200), got 8.9; hint");
 }
 

@@ -202,6 +202,10 @@ TEST(HybridModels, WhatIsNotThereIsRefusedByKey) {
   }
   EXPECT_THROW_WITH(hybrid_config().check_device(Device::cuda(0), DType::kF32), InputError,
                     "model.delta.key_dim: expected 64 or 128 on a GPU");
+  EXPECT_THROW_WITH(hybrid_config().check_gpu(89, DType::kF32), InputError,
+                    "dtype: f32 with model.delta needs a GPU with 160 KiB of shared memory");
+  EXPECT_NO_THROW(hybrid_config().check_gpu(89, DType::kBF16));
+  EXPECT_NO_THROW(hybrid_config().check_gpu(80, DType::kF32));
 }
 
 }  // namespace

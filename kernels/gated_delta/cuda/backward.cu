@@ -284,6 +284,8 @@ struct alignas(16) RowMemory {
   float decay[kChunk];                      // dG, and then dg
   float along[kChunkThreads / 32];          // parts of <S, dS'>
 };
+static_assert(sizeof(RowMemory<float, 128>) <= kDeltaF32SharedMemory);
+static_assert(sizeof(RowMemory<bf16, 128>) <= 99 << 10);
 
 template <class T, int kDim>
 class RowBlock {
