@@ -348,7 +348,8 @@ class InputsBackward {
   const int head_;
 };
 
-// A warp has a head and a tile of tokens. dw: partial sums [tiles, C, 4]. Null: not wanted.
+// A warp processes a head and a tile of tokens. dw: partial sums [T / 64, C, 4], C / 4 bytes a
+// token. Null: not wanted.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kInputThreads)
     delta_inputs_backward_kernel(const __grid_constant__ InputTensors<T> in,

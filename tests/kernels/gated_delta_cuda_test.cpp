@@ -13,7 +13,8 @@ using test::Guarded;
 
 // Those that fit the device's shared memory.
 std::vector<DType> types_on(Device device) {
-  if (::cohort::cuda::gpu_properties(device).shared_memory < kDeltaF32SharedMemory) return {DType::kBF16};
+  if (::cohort::cuda::gpu_properties(device).shared_memory < kDeltaF32SharedMemory)
+    return {DType::kBF16};
   return {std::begin(test::kCudaTypes), std::end(test::kCudaTypes)};
 }
 

@@ -37,13 +37,18 @@ struct BackwardProblem {
   T *dq, *dk, *dv, *dr;  // dr may be dv
   float *dg, *dbeta;
   bool dq_adds, dk_adds, dv_adds, dg_adds, dbeta_adds;
-  // Of the open rows of a prefix, by the sequences that continue it: the sum of dU before these
-  // rows are solved, by prefix, [S, Hv, 64, D]; b, [S, Hk, 64, D]; its part of dG, [S, Hv, 64]; and
-  // the sum of dG of the sequence's own rows in this chunk, [S, Hv]. Null without prefixes.
+  // Of the open rows of a prefix, by the sequences that continue it, for the heads of `states`: the
+  // sum of dU before these rows are solved, by prefix, [S, Hv, 64, D]; b, [S, Hk, 64, D]; its part
+  // of dG, [S, Hv, 64]; and the sum of dG of the sequence's own rows in this chunk, [S, Hv]. Null
+  // without prefixes.
   float *fork_du, *fork_dk, *fork_dg, *fork_decay;
 
-  __device__ int64_t fork_row(int sequence, int heads, int head, int row) const {
-    return (int64_t{sequence} * heads + head) * kChunk + row;
+  __device__ int64_t fork(int sequence, int head) const {
+    return int64_t{sequence} * states.heads + head - states.first_head;
+  }
+  __device__ int64_t fork_key(int sequence, int key_head) const {
+    const int group = in.heads / in.key_heads;
+    return int64_t{sequence} * (states.heads / group) + key_head - states.first_head / group;
   }
 };
 template <class T>
@@ -91,9 +96,8 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
   __device__ void advance(Matrix& fork, int root, bool forked, bool is_first) {
     const int first = run_.position / kChunk, last = (run_.end - 1) / kChunk;
     const bool is_child = index_ != root;
-    du_ = b_.fork_du == nullptr
-              ? nullptr
-              : b_.fork_du + b_.fork_row(root, b_.in.heads, head_, 0) * kDim + column_;
+    du_ = b_.fork_du == nullptr ? nullptr
+                                : b_.fork_du + b_.fork(root, head_) * kChunk * kDim + column_;
     if (chunk_end(run_, last, forked).has_next) add_tiles(matrix_, fork);
     show_matrix();
     if (is_helper()) prepare(last, 0, begin_load(last, 0));
@@ -533,13 +537,13 @@ class RowBlock {
   }
   // dg and dbeta, by a warp.
   __device__ void write_gates() {
-    const int heads = p_.in.heads, last = rows_.count - 1;
+    const int last = rows_.count - 1;
     for (int t = lane(); t < rows_.count; t += 32) {
       float dg = m_.dots[0][t] + m_.dots[1][t];
-      if (t < rows_.given) p_.fork_dg[p_.fork_row(index_, heads, head_, t)] = dg;
+      if (t < rows_.given) p_.fork_dg[p_.fork(index_, head_) * kChunk + t] = dg;
       for_children([&](int s) {
-        dg += p_.fork_dg[p_.fork_row(s, heads, head_, t)];
-        if (t == last) dg += p_.fork_decay[int64_t{s} * heads + head_];
+        dg += p_.fork_dg[p_.fork(s, head_) * kChunk + t];
+        if (t == last) dg += p_.fork_decay[p_.fork(s, head_)];
       });
       m_.decay[t] = dg;
     }
@@ -553,7 +557,7 @@ class RowBlock {
         sum = __fmaf_rn(m_.gates.gamma[last], along, sum);
       }
       for (int t = last; t >= rows_.given; --t) m_.decay[t] = sum += m_.decay[t];
-      if (rows_.given > 0) p_.fork_decay[int64_t{index_} * heads + head_] = sum;
+      if (rows_.given > 0) p_.fork_decay[p_.fork(index_, head_)] = sum;
     }
     __syncwarp();
     for (int t = rows_.given + lane(); t < rows_.count; t += 32) {
@@ -564,21 +568,21 @@ class RowBlock {
   }
   // dq and dk, or the part of a prefix's dk.
   __device__ void write_rows() {
-    const int heads = p_.in.key_heads;
     for_tiles(dq_, [&](const float* x, int row, int column) {
       if (row < rows_.given || row >= rows_.count) return;
       for (int e = 0; e < 2; ++e) put(p_.dq + key_row(row) * kDim + column + e, x[e], p_.dq_adds);
     });
     for_tiles(dk_, [&](float* x, int row, int column) {
       if (row >= rows_.count) return;
+      const auto part = [&](int s) {
+        return p_.fork_dk + (p_.fork_key(s, key_head_) * kChunk + row) * kDim + column;
+      };
       for (int e = 0; e < 2; ++e) {
         if (row < rows_.given) {
-          p_.fork_dk[p_.fork_row(index_, heads, key_head_, row) * kDim + column + e] = x[e];
+          part(index_)[e] = x[e];
           continue;
         }
-        for_children([&](int s) {
-          x[e] += p_.fork_dk[p_.fork_row(s, heads, key_head_, row) * kDim + column + e];
-        });
+        for_children([&](int s) { x[e] += part(s)[e]; });
         put(p_.dk + key_row(row) * kDim + column + e, x[e], p_.dk_adds);
       }
     });
@@ -612,11 +616,13 @@ __global__ void __launch_bounds__(kChunkThreads, 1)
       .run();
 }
 
-// Heads of keys whose matrices take at most 256 MiB together.
+// Key heads whose matrices and rows of shared prefixes take at most 256 MiB together, but at least
+// one key head at a time.
 template <class T, int kDim>
-int64_t key_heads_at_once(int64_t slots, int64_t group, int64_t key_heads) {
+int64_t key_heads_at_once(int64_t slots, int64_t forks, int64_t group, int64_t key_heads) {
   constexpr int64_t kBytes = 256 << 20;
-  const int64_t head = 2 * slots * group * kDim * kDim * static_cast<int64_t>(sizeof(T));
+  const int64_t head = 2 * slots * group * kDim * kDim * static_cast<int64_t>(sizeof(T)) +
+                       forks * (group + 1) * kChunk * kDim * static_cast<int64_t>(sizeof(float));
   return std::clamp<int64_t>(kBytes / std::max<int64_t>(head, 1), 1, key_heads);
 }
 
@@ -640,20 +646,20 @@ void run_chain(const BackwardProblem<T, kDim>& problem, Device device) {
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
   const Device device = args.v.device();
-  const int64_t tokens = args.v.dim(0), heads = args.v.dim(1), key_heads = args.k.dim(1),
-                group = heads / key_heads;
+  const int64_t tokens = args.v.dim(0), key_heads = args.k.dim(1),
+                group = args.v.dim(1) / key_heads;
   if (tokens == 0) return;
   const PackedSequences sequences = delta_sequences(args);
   const int64_t count = sequences.count, forks = sequences.prefixes == nullptr ? 0 : count;
   dispatch_delta(args.v, "gated_delta_backward", [&]<class T, int kDim>() {
     const int64_t slots = ChunkMatrices<T, kDim>::slots(tokens, count),
-                  at_once = key_heads_at_once<T, kDim>(slots, group, key_heads);
+                  at_once = key_heads_at_once<T, kDim>(slots, forks, group, key_heads),
+                  head_count = at_once * group;
     const auto scratch = [&](int64_t size) { return Tensor::empty({size}, DType::kF32, device); };
-    Tensor matrices =
-        Tensor::empty({2, slots, at_once * group, kDim, kDim}, args.v.dtype(), device);
-    Tensor du = scratch(forks * heads * kChunk * kDim),
-           dk = scratch(forks * key_heads * kChunk * kDim), dg = scratch(forks * heads * kChunk),
-           decay = scratch(forks * heads), dr = args.dv.tensor;
+    Tensor matrices = Tensor::empty({2, slots, head_count, kDim, kDim}, args.v.dtype(), device);
+    Tensor du = scratch(forks * head_count * kChunk * kDim),
+           dk = scratch(forks * at_once * kChunk * kDim), dg = scratch(forks * head_count * kChunk),
+           decay = scratch(forks * head_count), dr = args.dv.tensor;
     if (args.dv.mode == Grad::kAccumulate) dr = Tensor::empty_like(dr);
     const auto adds = [](const GradOut& grad) { return grad.mode == Grad::kAccumulate; };
     BackwardProblem<T, kDim> problem{.in = delta_problem<T>(args, args.desc.scale),
