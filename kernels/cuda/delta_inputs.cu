@@ -11,7 +11,8 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-constexpr int kTaps = 4, kRingRows = 8, kInputThreads = 256, kInputWarps = kInputThreads / 32;
+constexpr int kTaps = 4, kRingRows = kDeltaRing, kInputThreads = 256,
+              kInputWarps = kInputThreads / 32;
 constexpr int kHeadsPerWarp = 4, kTileTokens = 64;
 
 // The inputs of the convolutions, and the gates', of all calls.
@@ -525,7 +526,8 @@ void delta_inputs_backward(const DeltaInputsBackward& args) {
   dispatch_inputs(args.dq, "delta_inputs_backward", [&]<class T, int kDim>() {
     const InputTensors<T> in(args, args.dq.dim(1), args.dv.dim(1));
     if (args.dx.wanted() || args.dw.wanted()) backward_convolutions<T, kDim>(args, in);
-    backward_gates(args, in);
+    if (args.db.wanted() || args.da.wanted() || args.da_log.wanted() || args.ddt_bias.wanted())
+      backward_gates(args, in);
   });
 }
 

@@ -24,15 +24,16 @@
 // G counts from the start of a chunk, a g of -1e4 costs its later rows in f32 1e-3 of their values.
 //
 // On CUDA, heads have 64 or 128 dims, tensors are aligned to 16 bytes, powers of 2 are within two
-// ulp, and 0 below 2^-126, and 0 is added to the sum of o_t before it is scaled, so that it is never
-// -0. In bf16, arithmetic is in f32 but for operands of tensor cores: the S of S^T k and S^T q
-// is its high half (master_parts() of kernels/adamw.h), and the factors of u_i in o_t and the rows
-// 2^(G_63 - G_i) u_i are rounded. Products of rows, S^T k, S^T q, the sum over i of o_t and D are
-// accumulated as mma.m16n8k16 does, in ascending steps of 16, with factors of 0 in the rest of the
-// last step of o_t; u_t is as above, rounded once. Input values are not checked: invalid offsets
-// cause out-of-bounds accesses, and tokens of a state that is not below N are left out. A value
-// that is not finite can reach all rows of its chunk and those behind, but no other sequence. The
-// backward's operands of tensor cores are rounded, and dbeta is 0 where beta is.
+// ulp, and 0 below 2^-126, and a sum of o_t that is -0 becomes 0. f32 needs a GPU with
+// kDeltaF32SharedMemory. In bf16, arithmetic is in f32 but for operands of tensor cores: the S of
+// S^T k and S^T q is its high half (master_parts() of kernels/adamw.h), and the factors of u_i in
+// o_t and the rows 2^(G_63 - G_i) u_i are rounded. Products of rows, S^T k, S^T q, the sum over i
+// of o_t and D are accumulated as mma.m16n8k16 does, in ascending steps of 16, with factors of 0 in
+// the rest of the last step of o_t; u_t is as above, rounded once. Input values are not checked:
+// invalid offsets cause out-of-bounds accesses, and tokens of a state that is not below N are idle.
+// A value that is not finite can reach all rows of its chunk and those after it, but no other
+// sequence. The backward's operands of tensor cores are rounded; dbeta is 0 where beta is, and loses
+// precision where beta is below 2^-63.
 #pragma once
 
 #include <cmath>
@@ -70,7 +71,8 @@ struct GatedDelta {
 COHORT_KERNEL(void gated_delta(const GatedDelta& args));
 
 // Deterministic for any number of threads. A prefix gets the gradients of the sequences that
-// continue it in their order.
+// continue it in their order. Gradients must not overlap inputs: on CUDA dv is written before the
+// last reads of dout, u, q and k.
 struct GatedDeltaBackward {
   GradOut dq, dk, dv, dg, dbeta;                        // all required
   const Tensor& dout;                                   // [T, Hv, D]

@@ -36,11 +36,6 @@ class DecodeBlock {
         had_matrix_(position > kChunk) {}
 
   __device__ void advance() {
-    advance([](int) { return static_cast<T*>(nullptr); });
-  }
-  // copy_of(chunk): where the matrix at the start of a later chunk is copied to, or null.
-  template <class F>
-  __device__ void advance(F&& copy_of) {
     const int group = p_.heads / p_.key_heads, open = folds_ ? kChunk : row_;
     load_rows(m_.rows, 2, [&](int i) { return (i == 0 ? p_.k : p_.q) + key_offset(); });
     copy_async_commit();
@@ -119,14 +114,12 @@ class DecodeBlock {
     for (int i = thread(); i < kDim; i += kDecodeThreads)
       m_.k[row_ * kRow + i] = p_.k[key_offset() + i];
   }
-  // A product of 16 rows, at `a` in steps of 16 columns, with a tile of 16 columns. The first two
-  // rows go to fn(row, column, x).
+  // The product of the key and the query, rows 0 and 1, with 16 columns, whose operands in steps of
+  // 16 dims are b(dim). It goes to fn(row, column, x).
   template <class B, class F>
-  __device__ static void multiply_tile(const T* a, int stride, int end, float begin, B&& b,
-                                       F&& fn) {
+  __device__ void multiply_tile(B&& b, F&& fn) const {
     Accumulator sums;
-    sums.for_pairs([&](float* x, int, int) { x[0] = x[1] = begin; });
-    for (int d = 0; d < end; d += 16) multiply(sums, load_a(a + d, stride), b(d));
+    for (int d = 0; d < kDim; d += 16) multiply(sums, load_a(m_.rows + d, kRow), b(d));
     sums.for_pairs([&](const float* x, int row, int column) {
       if (row < 2) fn(row, column, x);
     });
@@ -134,20 +127,18 @@ class DecodeBlock {
   __device__ void multiply_rows() {
     if (16 * warp() > row_) return;
     const T* const keys = m_.k + 16 * warp() * kRow;
-    multiply_tile(
-        m_.rows, kRow, kDim, 0, [&](int d) { return load_b(keys + d, kRow); },
-        [&](int row, int column, const float* x) {
-          store_pair((row == 0 ? m_.keys : m_.queries) + 16 * warp() + column, x[0], x[1]);
-        });
+    multiply_tile([&](int d) { return load_b(keys + d, kRow); },
+                  [&](int row, int column, const float* x) {
+                    store_pair((row == 0 ? m_.keys : m_.queries) + 16 * warp() + column, x[0],
+                               x[1]);
+                  });
   }
   __device__ void read_matrix() {
     for (int n = 16 * warp(); n < kDim; n += 16 * kWarps)
-      multiply_tile(
-          m_.rows, kRow, kDim, 0,
-          [&](int d) { return load_b_transposed(m_.s + d * kRow + n, kRow); },
-          [&](int row, int column, const float* x) {
-            store_pair((row == 0 ? m_.read : m_.queried) + n + column, x[0], x[1]);
-          });
+      multiply_tile([&](int d) { return load_b_transposed(m_.s + d * kRow + n, kRow); },
+                    [&](int row, int column, const float* x) {
+                      store_pair((row == 0 ? m_.read : m_.queried) + n + column, x[0], x[1]);
+                    });
   }
   __device__ void solve(int head, float gamma) {
     const int column = thread();
@@ -224,14 +215,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 3)
   extern __shared__ __align__(16) char shared[];
   const int token = static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y),
             state = states[token], position = positions[token];
-  if (state < 0 || position < 0) {
+  if (state < 0 || state >= num_states || position < 0) {
     const int width = problem.heads / problem.key_heads * kDim;
     T* const o = problem.o + (int64_t{token} * problem.key_heads + key_head) * width;
     for (int i = static_cast<int>(threadIdx.x); i < width; i += kDecodeThreads)
       o[i] = from_float<T>(0.0f);
     return;
   }
-  if (state >= num_states) return;
   DecodeBlock<T, kDim>(problem, *reinterpret_cast<DecodeMemory<T, kDim>*>(shared), token, state,
                        position, key_head)
       .advance();

@@ -293,14 +293,16 @@ __global__ void __launch_bounds__(128)
     find_pieces_kernel(const __grid_constant__ Pieces pieces, T* o, int width) {
   const int32_t *const states = pieces.states, *const positions = pieces.positions;
   const int t = static_cast<int>(blockIdx.x);
-  const auto live = [&](int i) { return states[i] >= 0 && positions[i] >= 0; };
+  const auto live = [&](int i) {
+    return states[i] >= 0 && states[i] < pieces.num_states && positions[i] >= 0;
+  };
   if (!live(t)) {
     for (int i = static_cast<int>(threadIdx.x); i < width; i += 128)
       o[int64_t{t} * width + i] = from_float<T>(0.0f);
     return;
   }
   const int state = states[t];
-  if (threadIdx.x > 0 || state >= pieces.num_states) return;
+  if (threadIdx.x > 0) return;
   const auto continues = [&](int i) { return live(i) && states[i] == state; };
   if (t == 0 || !continues(t - 1)) pieces.first[atomicAdd(pieces.count, 1)] = t;
   if (t + 1 == pieces.tokens || !continues(t + 1)) pieces.last[state] = t;
@@ -364,17 +366,17 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences; 0: not known.
+// Calls fn.operator()<kCols, kStages>() with a slice for `chains` heads of sequences; 0 if unknown.
 template <class T, int kDim, bool kKnown, class F>
 void with_slices(int64_t chains, Device device, F&& fn) {
   const GpuProperties& gpu = ::cohort::cuda::gpu_properties(device);
   if constexpr (std::is_same_v<T, bf16>) {
-    if (fits({.shared_memory = sizeof(ForwardMemory<T, kDim, 64, 2>)}, gpu)) {
-      if constexpr (kKnown)
-        if (chains * (kDim / 64) >= 3 * int64_t{gpu.multiprocessors})
-          return fn.template operator()<64, 2>();
+    if constexpr (kKnown)
+      if (chains * (kDim / 64) >= 3 * int64_t{gpu.multiprocessors} &&
+          fits({.shared_memory = sizeof(ForwardMemory<T, kDim, 64, 2>)}, gpu))
+        return fn.template operator()<64, 2>();
+    if (fits({.shared_memory = sizeof(ForwardMemory<T, kDim, 32, 2>)}, gpu))
       return fn.template operator()<32, 2>();
-    }
   }
   fn.template operator()<32, 1>();
 }
