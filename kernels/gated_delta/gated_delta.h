@@ -32,8 +32,8 @@
 // the rest of the last step of o_t; u_t is as above, rounded once. Input values are not checked:
 // invalid offsets cause out-of-bounds accesses, and tokens of a state that is not below N are idle.
 // A value that is not finite can reach all rows of its chunk and those after it, but no other
-// sequence. The backward's operands of tensor cores are rounded; dbeta is 0 where beta is, and loses
-// precision where beta is below 2^-63.
+// sequence. The backward's operands of tensor cores are rounded; dbeta is 0 where beta is, and
+// loses precision where beta is below 2^-63.
 #pragma once
 
 #include <cmath>

@@ -38,6 +38,28 @@ void expect_forward(const Inputs& in, DType dtype, Device device) {
   EXPECT_LE(error_of(u.tensor(), exact_u), tolerance(dtype)) << "u";
 }
 
+// Tokens (dim 0) or groups of heads (dim 1) [begin, begin + count) of `in`; the sequences are its.
+Inputs part(const Inputs& in, int64_t dim, int64_t begin, int64_t count) {
+  Inputs out = in;
+  const int64_t group = dim == 0 ? 1 : in.v.dim(1) / in.k.dim(1);
+  for (Tensor* t : {&out.q, &out.k}) *t = t->narrow(dim, begin, count).contiguous();
+  for (Tensor* t : {&out.v, &out.g, &out.beta})
+    *t = t->narrow(dim, begin * group, count * group).contiguous();
+  return out;
+}
+
+// Two prefixes with sequences that continue them, of which the first one is empty, and `empty` more
+// sequences without tokens.
+Inputs two_prefixes(int64_t key_heads, int64_t heads, int64_t dim, size_t empty = 0) {
+  std::vector<int32_t> lengths = {40, 0, 30, 70, 0, 64, 3},
+                       prefixes = {0, 0, 0, 40, 0, 40, 0, 0, 70, 70, 70, 70, 70, 70};
+  lengths.resize(lengths.size() + empty);
+  prefixes.resize(2 * lengths.size());
+  Inputs in = make_inputs(lengths, key_heads, heads, dim, DType::kF64);
+  in.desc.prefixes = Tensor::from(prefixes, {std::ssize(lengths), 2});
+  return in;
+}
+
 const std::array<std::array<int64_t, 3>, 4> kHeads = {
     {{1, 1, 64}, {2, 4, 64}, {2, 2, 128}, {1, 2, 128}}};
 
@@ -57,9 +79,16 @@ TEST(CudaGatedDelta, ForwardMatchesTheCpu) {
 TEST(CudaGatedDelta, ManySequencesMatchTheCpu) {
   COHORT_REQUIRE_GPU(device);
   for (const DType dtype : types_on(device))
-    for (const auto& [heads, dim] : {std::pair<int64_t, int64_t>{16, 64}, {8, 128}})
-      expect_forward(make_inputs(std::vector<int32_t>(60, 66), heads / 2, heads, dim, DType::kF64),
-                     dtype, device);
+    for (const auto& [heads, dim] : {std::pair<int64_t, int64_t>{16, 64}, {8, 128}}) {
+      const Inputs many =
+          make_inputs(std::vector<int32_t>(60, 66), heads / 2, heads, dim, DType::kF64);
+      expect_forward(many, dtype, device);
+      Inputs alone = part(many, 0, 66, 66);
+      alone.cu_seqlens = test::ids({0, 66});
+      EXPECT_TRUE(test::bit_equal(
+          alone.to(dtype, device).run().to(Device{}),
+          many.to(dtype, device).run().to(Device{}).narrow(0, 66, 66).contiguous()));
+    }
 }
 
 TEST(CudaGatedDelta, SharedPrefixesMatchTheCpuAndRepeatedOnes) {
@@ -156,6 +185,48 @@ TEST(CudaGatedDelta, GradientsOfSharedPrefixesMatchTheCpu) {
       SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
       const Forked forked = make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64);
       expect_gradients(forked.shared, dtype, device, Grad::kOverwrite);
+    }
+}
+
+TEST(CudaGatedDelta, GradientsOfTwoPrefixesMatchTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : types_on(device))
+    for (const Grad mode : {Grad::kOverwrite, Grad::kAccumulate})
+      expect_gradients(two_prefixes(1, 2, 64), dtype, device, mode);
+}
+
+// The matrices of so many sequences of a key head take more than half of 256 MiB.
+TEST(CudaGatedDelta, KeyHeadsInTurnHaveTheGradientsOfEachAlone) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : types_on(device)) {
+    const Inputs in = two_prefixes(2, 4, 128, 520).to(dtype);
+    const Tensor dout = random_tensor(in.v.shape(), DType::kF64, 9).to(dtype);
+    Gradients both = backward(in.to(dtype, device), dout.to(device));
+    for (int64_t head = 0; head < 2; ++head) {
+      Gradients one = backward(part(in, 1, head, 1).to(dtype, device),
+                               dout.narrow(1, 2 * head, 2).contiguous().to(device));
+      for (size_t i = 0; i < 5; ++i) {
+        const int64_t count = one.all()[i]->dim(1);
+        EXPECT_TRUE(test::bit_equal(
+            one.all()[i]->to(Device{}),
+            both.all()[i]->to(Device{}).narrow(1, head * count, count).contiguous()))
+            << "gradient " << i << " of key head " << head;
+      }
+    }
+  }
+}
+
+TEST(CudaGatedDelta, TokensOfMissingStatesAreIdle) {
+  COHORT_REQUIRE_GPU(device);
+  for (const DType dtype : types_on(device))
+    for (const bool is_decode : {false, true}) {
+      const Inputs in = make_inputs({1, 1}, 1, 2, 64, DType::kF64).to(dtype, device);
+      DeltaState state = make_state(in, 1);
+      Tensor o = Tensor::full(in.v.shape(), NAN, dtype, device), expected = in.run();
+      expected.narrow(0, 0, 1).zero_();
+      gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, test::ids({1, 0}).to(device),
+                          test::ids({0, 0}).to(device), 0, is_decode});
+      EXPECT_TRUE(test::bit_equal(o.to(Device{}), expected.to(Device{})));
     }
 }
 
