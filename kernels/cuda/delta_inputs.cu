@@ -1,4 +1,4 @@
-// Inputs of the gated delta rule on CUDA. A warp has a head of a token, of which a lane has
+// Inputs of the gated delta rule on CUDA. A warp processes a head of a token, of which a lane has
 // adjacent channels: packed and cached calls, and the backward, differ in where the four inputs of
 // a convolution are, and share its arithmetic.
 #include "kernels/delta_inputs.h"
@@ -99,7 +99,7 @@ __device__ __forceinline__ float softplus(float x) {
   return x > 20.0f ? x : log1pf(vexp(x));
 }
 
-// Sources of the inputs of a token: row(in, tap) is null where they are zero. An idle token has
+// Sources of the inputs of a token: row(tap) is null where they are zero. An idle token has
 // is_idle().
 template <class T>
 struct PackedInputs {
@@ -134,7 +134,7 @@ struct Rings {
   __device__ T* row(int state, int position) const {
     return data + rows(int64_t{state} * kRingRows + position % kRingRows);
   }
-  // Null if a later token of the call has its place.
+  // Null if a later token of the call overwrites its slot.
   __device__ T* own_row(int token) const {
     return continues(token, kRingRows) ? nullptr : row(states[token], positions[token]);
   }
@@ -300,16 +300,16 @@ class InputsBackward {
   }
   // The terms of the sequences that continue the one of token t.
   __device__ void add_children(const SequenceTile& at, int t, float (&dx)[N]) const {
-    const int behind = at.sequence.begin + at.sequence.length - t;  // of the first token of a child
-    if (behind >= kTaps) return;
+    const int to_child = at.sequence.begin + at.sequence.length - t;  // to a child's first token
+    if (to_child >= kTaps) return;
     for (int s = at.index + 1; s < sequences_.count && sequences_.has_prefix(s); ++s) {
       const PackedSequence child = sequences_[s];
 #pragma unroll
       for (int back = 1; back < kTaps; ++back) {
-        if (back < behind || back - behind >= child.length) continue;
+        if (back < to_child || back - to_child >= child.length) continue;
         Raw<T, N> x[kTaps];
         float dc[N];
-        gradient(child, child.begin + back - behind, x, dc);
+        gradient(child, child.begin + back - to_child, x, dc);
         add_term(dx, back, dc);
       }
     }

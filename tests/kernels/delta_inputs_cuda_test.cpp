@@ -108,7 +108,7 @@ TEST(CudaDeltaInputs, MatchTheCpu) {
 }
 
 // Sequences of a packed call in pieces over rings, with idle tokens and up to five wrong ones
-// behind a piece.
+// after a piece.
 TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
   COHORT_REQUIRE_GPU(device);
   Rng rng(7, rng_stream(kTestPurpose, 4));
@@ -185,7 +185,7 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
     }
 }
 
-// Two sequences behind a prefix of three tokens, and the same repeating it.
+// Two sequences that continue a prefix of three tokens, and the same repeating it.
 Call shared_call(int64_t dim) {
   Call shared = make_call({0, 2, 5, 6, 10, 70}, 4, dim, Start::kAligned);
   shared.prefixes = Tensor::from(std::vector<int32_t>{0, 0, 0, 0, 2, 3, 2, 3, 0, 0}, {5, 2});

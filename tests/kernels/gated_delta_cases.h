@@ -164,7 +164,7 @@ inline void check_pieces(const Inputs& in, Device device, Rng& rng, int& pieces)
   }
 }
 
-// `in` with three completions of a prompt behind it, and the same as whole sequences.
+// `in` with three completions of a prompt, and the same as whole sequences.
 struct Forked {
   Inputs shared, repeated;
   std::vector<int64_t> shared_of;  // token of `shared` for each token of `repeated`

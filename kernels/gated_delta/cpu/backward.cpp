@@ -33,8 +33,8 @@ T dot(const T* a, const T* b, int64_t n) {
   return lane_sum<T>(n, [&](int64_t j) { return a[j] * b[j]; });
 }
 
-// Gradients of a prefix's last chunk from the sequences behind it: of the matrix at the start of
-// the chunk that they continue; dU and b of its open rows; and the sum of their dG.
+// Gradients of a prefix's last chunk from the sequences that continue it: of the matrix at the
+// start of the chunk that they continue; dU and b of its open rows; and the sum of their dG.
 template <class T>
 struct ForkGradients {
   std::vector<T> ds, du, dk;
@@ -170,7 +170,7 @@ class ChunkGradients {
   T scale_;
 };
 
-// The backward of one head of v.
+// The backward of one value head.
 template <class T>
 class HeadBackward {
  public:
@@ -213,7 +213,7 @@ class HeadBackward {
   }
 
  private:
-  // The matrices at the start of each chunk; with_next: and that of the one behind a full last one.
+  // The matrices at the start of each chunk; with_next: and that after a full last one.
   std::vector<std::vector<T>> states_of(const PackedSequence& sequence, bool with_next) {
     DeltaChunk<T> chunk(dim_);
     std::vector<std::vector<T>> out;

@@ -7,7 +7,7 @@ namespace cohort::kernels::cpu {
 
 namespace {
 
-// The tokens of a run, for the heads of v that read one head of k.
+// The tokens of a run, for the value heads that read one key head.
 template <class T>
 void advance(const GatedDeltaCached& args, const DeltaInputRows<T>& in, const StateRun& run,
              int64_t key_head) {

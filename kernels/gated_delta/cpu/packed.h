@@ -23,7 +23,7 @@ struct DeltaInputRows {
         v(v.data<T>()),
         g(g.data<T>()),
         beta(beta.data<T>()) {}
-  // The offsets of a head of v in [T, Hv, D], and of its head of k in [T, Hk, D].
+  // The offsets of a value head in [T, Hv, D], and of its key head in [T, Hk, D].
   int64_t offset(int64_t t, int64_t head) const { return (t * heads + head) * dim; }
   int64_t key_offset(int64_t t, int64_t head) const { return (t * key_heads + head / group) * dim; }
   DeltaRow<T> row(int64_t t, int64_t head) const {
@@ -40,7 +40,7 @@ struct PackedDelta : DeltaInputRows<T> {
   PackedDelta(const Args& args, const char* op)
       : DeltaInputRows<T>(args.q, args.k, args.v, args.g, args.beta),
         sequences(checked(args, op)) {}
-  // fn(sequence, head) for each head of v of each sequence, in parallel.
+  // fn(sequence, head) for each value head of each sequence, in parallel.
   template <class F>
   void for_heads(const F& fn) const {
     for_rows(sequences.count * this->heads, kElementGrain,

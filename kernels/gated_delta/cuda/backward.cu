@@ -1,7 +1,7 @@
 // Gradients of the gated delta rule on CUDA, by formulas of cpu/backward.cpp in three steps: the
 // matrices of all chunks, from u as stored; dU, dR and dS of the chunks of a sequence from the last
 // on, where a block has a slice of columns; the rows' gradients, where a block has a chunk and a
-// head of keys. In the second step a block walks the sequences that continue a prefix and then the
+// key head. In the second step a block walks the sequences that continue a prefix and then the
 // prefix itself; in the third the prefixes come last. Sums over chunks and sequences are in a fixed
 // order.
 #include <algorithm>
@@ -32,7 +32,7 @@ template <class T, int kDim>
 struct BackwardProblem {
   DeltaProblem<T> in;
   PackedSequences sequences;
-  ChunkMatrices<T, kDim> states, gradients;  // gradients: of the matrix behind a chunk
+  ChunkMatrices<T, kDim> states, gradients;  // gradients: of the matrix after a chunk
   const T* dout;
   T *dq, *dk, *dv, *dr;  // dr may be dv
   float *dg, *dbeta;
@@ -78,7 +78,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
   using Base::kBlock, Base::kMatrixTiles, Base::kReadTiles, Base::kResiduals, Base::kRow;
   using Base::kSlice, Base::kSquare, Base::kWarps, Base::kWeights, Base::lane, Base::m_;
   using Base::matrix_, Base::matrix_column, Base::matrix_row, Base::prepare;
-  using Base::read_column, Base::read_row, Base::run_, Base::show_matrix, Base::subtract;
+  using Base::read_column, Base::read_row, Base::run_, Base::publish_matrix, Base::subtract;
   using Base::token, Base::warp;
 
  public:
@@ -99,7 +99,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
     du_ = b_.fork_du == nullptr ? nullptr
                                 : b_.fork_du + b_.fork(root, head_) * kChunk * kDim + column_;
     if (chunk_end(run_, last, forked).has_next) add_tiles(matrix_, fork);
-    show_matrix();
+    publish_matrix();
     if (is_helper()) prepare(last, 0, begin_load(last, 0));
     for (int chunk = last; chunk >= first; --chunk) {
       const int stage = (last - chunk) % kStages, next_stage = (stage + 1) % kStages;
@@ -118,7 +118,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
       __syncthreads();
       step_back(rows, stage);
       if (end.is_open) add_tiles(matrix_, fork);
-      show_matrix();
+      publish_matrix();
       if (kStages == 1) __syncthreads();
     }
     if (is_child) add_tiles(fork, matrix_);
@@ -144,7 +144,8 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
     if (row0 >= rows.count) return;
     Accumulator own[kReadTiles], next[kReadTiles];
     for (int t = max(row0, rows.given / 16 * 16); t < rows.count; t += 16) {
-      const Operand<T> weights = load_a_transposed(m_.weights[stage] + t * kSquare + row0, kSquare);
+      const Operand<T> weights =
+          load_a_transposed(m_.query_weights[stage] + t * kSquare + row0, kSquare);
 #pragma unroll
       for (int n = 0; n < kReadTiles; ++n)
         multiply(own[n], weights, load_b_transposed(m_.v + t * kSlice + column0 + 16 * n, kSlice));
@@ -175,7 +176,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
   __device__ void solve(const ChunkRows& rows, int stage, bool is_first) {
     const int group = warp() / kWarps, column = 32 * group + lane();
     const int blocks = (rows.count + kBlock - 1) / kBlock, end = blocks * kBlock;
-    const float* const w = m_.w[stage];
+    const float* const w = m_.key_weights[stage];
     float r[kBlock];
     int mine = warp() % kWarps, applied = 0;  // block from the last one, and rows
     const auto first_row = [&] { return end - (mine + 1) * kBlock; };
@@ -211,7 +212,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
       const int t = row0 + j;
       const bool is_own = t >= rows.given;
       const float dr = is_own ? gates.beta[t] * r[j] : 0.0f;
-      if (is_own) subtract(r, m_.w[stage] + t * kWeights + row0, dr, 0, j);
+      if (is_own) subtract(r, m_.key_weights[stage] + t * kWeights + row0, dr, 0, j);
       m_.residual[t * kResiduals + column] = dr;
       m_.dr[t * kSlice + column] = from_float<T>(-gates.gamma[t] * dr);
       if (!is_own) {
@@ -600,8 +601,8 @@ class RowBlock {
   Tiles dq_, dk_;  // sums over heads
 };
 
-// A block has a slot of chunks and a head of keys. Sequences with a prefix come in a call of their
-// own, before those that may be one.
+// A block processes a slot of chunks and a key head. Sequences with a prefix come in a call of
+// their own, before those that may be one.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kChunkThreads, 1)
     delta_rows_kernel(const __grid_constant__ BackwardProblem<T, kDim> problem, int first_key_head,

@@ -18,10 +18,10 @@ struct alignas(16) ChunkMemory {
                        kSquare = kChunk + kPadding<T>, kWeights = kChunk + 4,
                        kResiduals = kCols + 8;
   T k[kStages][kChunk * kRow], q[kStages][kChunk * kRow];
-  T weights[kStages][kChunk * kSquare];  // L_ti (q_t k_i), [t][i]
-  T s[kDim * kSlice];                    // the matrix, or its gradient
-  T v[kChunk * kSlice];                  // rows of v, or of dout
-  float w[kStages][kChunk * kWeights];   // -w_ti, [i][t], in the backward [t][i]
+  T query_weights[kStages][kChunk * kSquare];     // L_ti (q_t k_i), [t][i]
+  T s[kDim * kSlice];                             // the matrix, or its gradient
+  T v[kChunk * kSlice];                           // rows of v, or of dout
+  float key_weights[kStages][kChunk * kWeights];  // -L_ti (k_t k_i), [i][t], in the backward [t][i]
   float residual[kChunk * kResiduals];
   ChunkGates gates[kStages];
 };
@@ -45,7 +45,7 @@ class ChunkBlock {
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ static bool is_helper() { return warp() >= kSolverWarps; }
-  // Of those in a state, no token's.
+  // Undefined for rows that are in a state.
   __device__ int token(int position) const { return run_.token(position); }
   __device__ const T* key_row(const ChunkRows& rows, int i) const {
     if (is_cached() && i < rows.given)
@@ -63,7 +63,8 @@ class ChunkBlock {
         fn(x, matrix_row() + row, matrix_column() + 16 * n + column);
       });
   }
-  __device__ void show_matrix() {
+  // Stores the matrix in shared memory, as an operand.
+  __device__ void publish_matrix() {
     for_matrix([&](float* x, int row, int column) {
       store_pack(m_.s + row * kSlice + column,
                  Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
@@ -146,7 +147,7 @@ class ChunkBlock {
         const int t = t0 + row, i = i0 + column;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          m_.w[stage][kBackward ? t * kWeights + i + e : (i + e) * kWeights + t] =
+          m_.key_weights[stage][kBackward ? t * kWeights + i + e : (i + e) * kWeights + t] =
               i + e < t ? -decayed(x[e], decay[t], decay[i + e]) : 0.0f;
       });
       queries.for_pairs([&](const float* x, int row, int column) {
@@ -155,7 +156,7 @@ class ChunkBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           y[e] = i + e <= t ? decayed(x[e], decay[t], decay[i + e]) : 0.0f;
-        store_pair(m_.weights[stage] + t * kSquare + i, y[0], y[1]);
+        store_pair(m_.query_weights[stage] + t * kSquare + i, y[0], y[1]);
       });
     }
     if (!has_gates) warps_barrier(kHelperBarrier, kHelpers);

@@ -4,19 +4,19 @@
 namespace cohort::kernels::cuda {
 namespace {
 
-// A block has a token and a head of keys, and its heads of values in turn.
+// A block processes a token and a key head, and the value heads of this in turn.
 constexpr int kDecodeThreads = 128;
 
 template <class T, int kDim>
 struct alignas(16) DecodeMemory {
   static constexpr int kRow = kDim + kPadding<T>, kSquare = kChunk + kPadding<T>;
   // Operands A of 16 rows, of which only the first ones count: the key and the query of the token,
-  // and the factors of u_i in o. What is behind them stands for the others.
-  T rows[2 * kRow], weights[kSquare];
+  // and the factors of u_i in o. The other rows are whatever follows in memory.
+  T rows[2 * kRow], query_weights[kSquare];
   T k[kChunk * kRow], s[kDim * kRow], u[kChunk * kRow];
-  float keys[kChunk], queries[kChunk];  // products of the token's key and query with keys
-  float w[kChunk], decay[kChunk];       // w: -w_ti
-  float read[kDim], queried[kDim];      // S^T k and S^T q
+  float keys[kChunk], queries[kChunk];       // products of the token's key and query with keys
+  float key_weights[kChunk], decay[kChunk];  // -L_ti (k_t k_i), and G
+  float read[kDim], queried[kDim];           // S^T k and S^T q
 };
 
 template <class T, int kDim>
@@ -39,7 +39,7 @@ class DecodeBlock {
     const int group = p_.heads / p_.key_heads, open = folds_ ? kChunk : row_;
     load_rows(m_.rows, 2, [&](int i) { return (i == 0 ? p_.k : p_.q) + key_offset(); });
     copy_async_commit();
-    clear(m_.weights, kSquare);
+    clear(m_.query_weights, kSquare);
     if (!folds_) begin_rows();
     for (int h = 0; h < group; ++h) {
       const int head = key_head_ * group + h;
@@ -68,8 +68,8 @@ class DecodeBlock {
       __syncthreads();
       for (int i = thread(); i <= row_; i += kDecodeThreads) {
         const float before = i < row_ ? m_.decay[i] : decay;
-        m_.weights[i] = from_float<T>(decayed(m_.queries[i], decay, before));
-        m_.w[i] = -decayed(m_.keys[i], decay, before);
+        m_.query_weights[i] = from_float<T>(decayed(m_.queries[i], decay, before));
+        m_.key_weights[i] = -decayed(m_.keys[i], decay, before);
       }
       __syncthreads();
       if (thread() < kDim) solve(head, gamma);
@@ -147,7 +147,8 @@ class DecodeBlock {
     float r = begin_residual(gamma, has_matrix ? m_.read[column] : 0.0f,
                              to_float(p_.v[at * kDim + column]));
 #pragma unroll 8
-    for (int i = 0; i < row_; ++i) r = __fmaf_rn(m_.w[i], to_float(m_.u[i * kRow + column]), r);
+    for (int i = 0; i < row_; ++i)
+      r = __fmaf_rn(m_.key_weights[i], to_float(m_.u[i * kRow + column]), r);
     const T u = finish_u<T>(p_.beta[at], r);
     m_.u[row_ * kRow + column] = u;
     p_.state_u[p_.state_row(state_, row_, head) * kDim + column] = u;
@@ -163,7 +164,7 @@ class DecodeBlock {
         x[1] = __fmul_rn(gamma, has_matrix ? m_.queried[n + column + 1] : 0.0f);
       });
       for (int i = 0; i <= row_; i += 16)
-        multiply(out, load_a(m_.weights + i, kSquare),
+        multiply(out, load_a(m_.query_weights + i, kSquare),
                  load_b_transposed(m_.u + i * kRow + n, kRow));
       out.for_pairs([&](const float* x, int row, int column) {
         if (row > 0) return;

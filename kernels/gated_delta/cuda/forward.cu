@@ -25,7 +25,7 @@ class ForwardBlock
   using Base::kBlock, Base::kMatrixTiles, Base::kReadTiles, Base::kResiduals, Base::kRow;
   using Base::kSlice, Base::kSquare, Base::kWarps, Base::kWeights, Base::lane, Base::m_;
   using Base::matrix_, Base::matrix_column, Base::matrix_row, Base::p_, Base::prepare;
-  using Base::read_column, Base::read_row, Base::run_, Base::show_matrix, Base::subtract;
+  using Base::read_column, Base::read_row, Base::run_, Base::publish_matrix, Base::subtract;
   using Base::token, Base::warp;
 
  public:
@@ -86,7 +86,7 @@ class ForwardBlock
         x[0] = pair[0];
         x[1] = pair[1];
       });
-    show_matrix();
+    publish_matrix();
   }
   __device__ void copy_matrix(T* to) {
     for_matrix([&](const float* x, int row, int column) {
@@ -148,7 +148,7 @@ class ForwardBlock
   // rows of earlier blocks as they come, and then solves its own.
   __device__ void solve(const ChunkRows& rows, int stage, bool is_last) {
     const int group = warp() / kWarps, column = 32 * group + lane();
-    const float* const w = m_.w[stage];
+    const float* const w = m_.key_weights[stage];
     float r[kBlock];
     int mine = warp() % kWarps * kBlock, applied = 0;  // rows
     const auto load = [&] {
@@ -179,12 +179,12 @@ class ForwardBlock
 #pragma unroll
     for (int j = 0; j < kBlock; ++j) {
       const int t = row0 + j;
-      T& shown = m_.u[t * kSlice + column];
+      T& row = m_.u[t * kSlice + column];
       const bool is_given = t < rows.given;
-      const T u = is_given ? shown : finish_u<T>(gates.beta[t], r[j]);
-      subtract(r, m_.w[stage] + t * kWeights + row0, to_float(u), j + 1, kBlock);
+      const T u = is_given ? row : finish_u<T>(gates.beta[t], r[j]);
+      subtract(r, m_.key_weights[stage] + t * kWeights + row0, to_float(u), j + 1, kBlock);
       if (is_given) continue;
-      shown = u;
+      row = u;
       m_.scaled[t * kSlice + column] = scaled_u(gates.to_end[t], u);
       if (t < rows.count && (!is_cached() || is_last))
         u_row(rows, t, is_cached())[column_ + column] = u;
@@ -202,7 +202,7 @@ class ForwardBlock
         x[1] = __fmul_rn(gamma, x[1]);
       });
     for (int i = 0; i <= row0; i += 16) {
-      const Operand<T> weights = load_a(m_.weights[stage] + row0 * kSquare + i, kSquare);
+      const Operand<T> weights = load_a(m_.query_weights[stage] + row0 * kSquare + i, kSquare);
 #pragma unroll
       for (int n = 0; n < kReadTiles; ++n)
         multiply(out[n], weights, load_b_transposed(m_.u + i * kSlice + column0 + 16 * n, kSlice));
@@ -236,7 +236,7 @@ class ForwardBlock
         float& x = matrix_[n].c[e / 4][e % 4];
         x = folded(gamma, x, sums[n].c[e / 4][e % 4]);
       }
-    show_matrix();
+    publish_matrix();
   }
 };
 

@@ -2,8 +2,8 @@
 // mma.m16n8k16 (kernels/cuda/mma.cuh), by tensor cores in bf16 and by fma chains in f32, from one
 // kernel text; and the rows and matrices of sequences.
 //
-// An operand in shared memory has rows of kPadding elements more than it shows, so that the eight
-// rows of a matrix of ldmatrix are in different banks.
+// Rows of operands in shared memory are padded by kPadding elements, so that the eight rows of a
+// matrix of ldmatrix are in different banks.
 #pragma once
 
 #include "kernels/adamw.h"
@@ -143,7 +143,7 @@ __device__ __forceinline__ void warps_barrier(int barrier, int threads) {
 __device__ __forceinline__ float base2_gate(float g) {
   return __fmul_rn(g, kLog2e);
 }
-// w_ti without its sign, and the factor of u_i in o_t, from the product of rows.
+// The weight of u_i in u_t, without its sign, or in o_t, from the product of rows.
 __device__ __forceinline__ float decayed(float product, float decay, float decay_before) {
   return __fmul_rn(fast_exp2(decay - decay_before), product);
 }
