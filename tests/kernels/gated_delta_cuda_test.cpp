@@ -11,7 +11,7 @@ using namespace gated_delta_cases;
 using test::expect_reproducible;
 using test::Guarded;
 
-// Those that fit the device's shared memory.
+// The types that fit the device's shared memory.
 std::vector<DType> types_on(Device device) {
   if (::cohort::cuda::gpu_properties(device).shared_memory < kDeltaF32SharedMemory)
     return {DType::kBF16};

@@ -18,7 +18,7 @@ __device__ bool is_forked(const PackedSequences& sequences, int index) {
     if (sequences[s].length > 0) return true;
   return false;
 }
-// What follows a chunk of a sequence.
+// The rows after a chunk of a sequence.
 struct ChunkEnd {
   bool has_next;  // a chunk, of which the gradient of the matrix is known
   bool is_open;   // other sequences continue it
@@ -37,8 +37,8 @@ struct BackwardProblem {
   T *dq, *dk, *dv, *dr;  // dr may be dv
   float *dg, *dbeta;
   bool dq_adds, dk_adds, dv_adds, dg_adds, dbeta_adds;
-  // Of the open rows of a prefix, by the sequences that continue it, for the heads of `states`: the
-  // sum of dU before these rows are solved, by prefix, [S, Hv, 64, D]; b, [S, Hk, 64, D]; its part
+  // Open rows of a prefix, by the sequences that continue it, for the heads of `states`: the sum of
+  // dU before these rows are solved, by prefix, [S, Hv, 64, D]; b, [S, Hk, 64, D]; its part
   // of dG, [S, Hv, 64]; and the sum of dG of the sequence's own rows in this chunk, [S, Hv]. Null
   // without prefixes.
   float *fork_du, *fork_dk, *fork_dg, *fork_decay;
@@ -74,7 +74,8 @@ struct ChainMemory : ChunkMemory<T, kDim, kCols, kStages> {
 template <class T, int kDim, int kCols, int kStages>
 class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim, kCols, kStages>> {
   using Base = ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim, kCols, kStages>>;
-  using Base::begin_load, Base::column_, Base::for_matrix, Base::head_, Base::is_helper;
+  using Base::begin_load, Base::column_, Base::copy_matrix, Base::for_matrix, Base::head_,
+      Base::is_helper;
   using Base::kBlock, Base::kMatrixTiles, Base::kReadTiles, Base::kResiduals, Base::kRow;
   using Base::kSlice, Base::kSquare, Base::kWarps, Base::kWeights, Base::lane, Base::m_;
   using Base::matrix_, Base::matrix_column, Base::matrix_row, Base::prepare;
@@ -110,7 +111,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
       __syncthreads();
       float gate = 0;
       if (prefetches) gate = begin_load(chunk - 1, next_stage);
-      if (end.has_next) write_gradient(chunk);
+      if (end.has_next) copy_matrix(b_.gradients.at(b_.sequences[index_], index_, chunk, head_));
       begin_du(rows, stage, end);
       __syncthreads();
       if (!is_helper()) solve(rows, stage, is_first);
@@ -126,13 +127,6 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
   }
 
  private:
-  __device__ void write_gradient(int chunk) {
-    T* const to = b_.gradients.at(b_.sequences[index_], index_, chunk, head_);
-    for_matrix([&](const float* x, int row, int column) {
-      store_pack(to + row * kDim + column_ + column,
-                 Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
-    });
-  }
   // dU of all rows, but for the terms of later rows' dR.
   __device__ void begin_du(const ChunkRows& rows, int stage, const ChunkEnd& end) {
     const ChunkGates& gates = m_.gates[stage];
@@ -247,7 +241,7 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
 
   const BackwardProblem<T, kDim>& b_;
   const int index_;
-  float* du_;  // of the open rows of the prefix
+  float* du_;  // dU of the open rows of the prefix
 };
 
 // A block has a prefix, or another sequence without one, a head and a slice of columns.
@@ -321,7 +315,7 @@ class RowBlock {
 
  private:
   static constexpr int kRow = Memory::kRow, kSquare = Memory::kSquare;
-  static constexpr int kTiles = kDim / kSlab;  // of 16 columns, of a warp; slabs of a matrix
+  static constexpr int kTiles = kDim / kSlab;  // tiles of 16 columns of a warp; slabs of a matrix
   using Tiles = Accumulator[kTiles];
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
@@ -464,7 +458,7 @@ class RowBlock {
   __device__ void finish_rows(Tiles& dq, Tiles& as_row, Tiles& earlier) {
     if (row0() >= rows_.count) return;
     const T *const k = m_.first, *const q = m_.second;
-    float dots[2] = {}, folds[2] = {};  // of the thread's rows
+    float dots[2] = {}, folds[2] = {};  // by row of the thread
     for_tiles(earlier, [&](float* x, int row, int column) {
       float key[2];
       load_pair(k + row * kRow + column, key);
@@ -665,8 +659,6 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
     const auto adds = [](const GradOut& grad) { return grad.mode == Grad::kAccumulate; };
     BackwardProblem<T, kDim> problem{.in = delta_problem<T>(args, args.desc.scale),
                                      .sequences = sequences,
-                                     .states = {},
-                                     .gradients = {},
                                      .dout = pointer<T>(args.dout),
                                      .dq = pointer<T>(args.dq.tensor),
                                      .dk = pointer<T>(args.dk.tensor),
@@ -688,8 +680,7 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
     check_delta_aligned(problem.in.u, problem.dout, problem.dr);
     for (int64_t first = 0; first < key_heads; first += at_once) {
       const int64_t key_count = std::min(at_once, key_heads - first);
-      auto* const space = static_cast<T*>(matrices.raw());
-      const ChunkMatrices<T, kDim> states{space, static_cast<int>(first * group),
+      const ChunkMatrices<T, kDim> states{pointer<T>(matrices), static_cast<int>(first * group),
                                           static_cast<int>(key_count * group)};
       problem.states = problem.gradients = states;
       problem.gradients.data += slots * states.heads * kDim * kDim;

@@ -32,10 +32,11 @@ class ChunkBlock {
   using Memory = BlockMemory;
   static constexpr int kRow = Memory::kRow, kSlice = Memory::kSlice, kSquare = Memory::kSquare,
                        kWeights = Memory::kWeights, kResiduals = Memory::kResiduals;
-  static constexpr int kReadTiles = kCols / 32;  // of 16 columns, of a warp
+  static constexpr int kReadTiles = kCols / 32;  // tiles of 16 columns of a warp
   // The matrix: a warp has 16 rows of it, and with fewer rows than warps a part of the columns.
   static constexpr int kParts = 8 * 16 / kDim, kMatrixTiles = kCols / 16 / kParts;
-  static constexpr int kBlock = 16, kWarps = kSolverWarps / (kCols / 32);  // of 32 columns
+  static constexpr int kBlock = 16,
+                       kWarps = kSolverWarps / (kCols / 32);  // warps that solve 32 columns
 
   __device__ ChunkBlock(const DeltaProblem<T>& problem, Memory& memory, const DeltaRun& run,
                         int head, int slice)
@@ -67,6 +68,13 @@ class ChunkBlock {
   __device__ void publish_matrix() {
     for_matrix([&](float* x, int row, int column) {
       store_pack(m_.s + row * kSlice + column,
+                 Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
+    });
+  }
+  // Stores it at `to`, [D, D].
+  __device__ void copy_matrix(T* to) {
+    for_matrix([&](const float* x, int row, int column) {
+      store_pack(to + row * kDim + column_ + column,
                  Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
     });
   }

@@ -20,8 +20,8 @@ template <class T, int kDim, int kCols, int kStages>
 class ForwardBlock
     : ChunkBlock<T, kDim, kCols, kStages, false, ForwardMemory<T, kDim, kCols, kStages>> {
   using Base = ChunkBlock<T, kDim, kCols, kStages, false, ForwardMemory<T, kDim, kCols, kStages>>;
-  using Base::begin_load, Base::column_, Base::for_matrix, Base::head_, Base::is_cached,
-      Base::is_helper;
+  using Base::begin_load, Base::column_, Base::copy_matrix, Base::for_matrix, Base::head_,
+      Base::is_cached, Base::is_helper;
   using Base::kBlock, Base::kMatrixTiles, Base::kReadTiles, Base::kResiduals, Base::kRow;
   using Base::kSlice, Base::kSquare, Base::kWarps, Base::kWeights, Base::lane, Base::m_;
   using Base::matrix_, Base::matrix_column, Base::matrix_row, Base::p_, Base::prepare;
@@ -87,12 +87,6 @@ class ForwardBlock
         x[1] = pair[1];
       });
     publish_matrix();
-  }
-  __device__ void copy_matrix(T* to) {
-    for_matrix([&](const float* x, int row, int column) {
-      store_pack(to + row * kDim + column_ + column,
-                 Pack<T, 2>{{as_operand<T>(x[0]), as_operand<T>(x[1])}});
-    });
   }
   __device__ void store_matrix() {
     for_matrix([&, to = StoredMatrix<T, kDim>(p_.s, p_.row(run_.state, head_))](
@@ -240,8 +234,7 @@ class ForwardBlock
   }
 };
 
-// Of the sequences of a batch, those without a prefix come in one call, and then those
-// with one, which read its u.
+// Sequences without a prefix come in one call, and then those with one, which read its u.
 template <class T, int kDim, int kCols, int kStages>
 __global__ void __launch_bounds__(kChunkThreads, 1)
     gated_delta_kernel(const __grid_constant__ DeltaProblem<T> problem,
