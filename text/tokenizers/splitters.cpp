@@ -3,6 +3,7 @@
 #include "text/tokenizers/splitters.h"
 
 #include <cstdint>
+#include <vector>
 
 #include "text/unicode.h"
 
@@ -16,15 +17,30 @@ const char* const kQwenPattern =
 const char* const kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+const char* const kQwen35Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|)"
+    R"( ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 namespace {
 
 constexpr int kClasses = kLetter | kNumber | kWhiteSpace;
 
+// char_classes(), with marks as letters.
+const uint16_t* classes_with_marks() {
+  static const std::vector<uint16_t> all = [] {
+    std::vector<uint16_t> classes(char_classes(), char_classes() + 0x110000);
+    for (uint16_t& c : classes)
+      if ((c & kMark) != 0) c |= kLetter;
+    return classes;
+  }();
+  return all.data();
+}
+
 // Reads text that is valid UTF-8.
 class Reader {
  public:
-  explicit Reader(std::string_view text) : text_(text), classes_(char_classes()) {}
+  explicit Reader(std::string_view text, const uint16_t* classes = char_classes())
+      : text_(text), classes_(classes) {}
 
   size_t size() const { return text_.size(); }
   uint8_t byte(size_t at) const { return at < size() ? static_cast<uint8_t>(text_[at]) : 0; }
@@ -101,10 +117,11 @@ size_t end_of_gpt2_word(std::string_view text, size_t at) {
   return c.kind == kWhiteSpace ? end_of_spaces(in, at) : in.run_end(c.end, c.kind);
 }
 
-// The patterns of cl100k, Llama 3 and Qwen, which differ in the largest number of digits per word.
-template <int kMaxDigits>
+// The patterns of cl100k, Llama 3 and Qwen, which differ in the largest number of digits per word
+// and in the classes of marks.
+template <int kMaxDigits, const uint16_t* (*kClassTable)() = char_classes>
 size_t end_of_cl100k_word(std::string_view text, size_t at) {
-  const Reader in(text);
+  const Reader in(text, kClassTable());
   const uint8_t byte = in.byte(at);
   if (byte == '\'')
     if (const size_t end = end_of_contraction(in, at, 0x20); end > at) return end;
@@ -139,6 +156,7 @@ size_t end_of_cl100k_word(std::string_view text, size_t at) {
 Splitter find_splitter(std::string_view pattern) {
   if (pattern == kGpt2Pattern) return end_of_gpt2_word;
   if (pattern == kQwenPattern) return end_of_cl100k_word<1>;
+  if (pattern == kQwen35Pattern) return end_of_cl100k_word<1, classes_with_marks>;
   return pattern == kLlama3Pattern ? end_of_cl100k_word<3> : nullptr;
 }
 
