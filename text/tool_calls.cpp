@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
 constexpr size_t kMaxCalls = 32;
-constexpr std::string_view kEnd = "</tool_call>", kFunction = "<function=";
+constexpr std::string_view kEnd = "</tool_call>",
+                           kFunction = "<function=", kParameter = "<parameter=";
 constexpr std::pair<std::string_view, std::string_view> kPythonConstants[] = {
     {"True", "true"}, {"False", "false"}, {"None", "null"}};
 // Opening and closing tags of thinking.
@@ -47,8 +48,8 @@ class CallReader {
   // all up to the end of the next thinking. False without one. Removes the calls in thinking that
   // the prompt has opened.
   bool next(std::string_view tag);
-  // next("<tool_call>") of a tag that is no mere mention: one of `starts` follows, or the tag and
-  // its end are the turn.
+  // next("<tool_call>") of a tag that is no mere mention: one of `starts` follows, and not another
+  // closing tag, or the tag and its end are the turn.
   bool next_tagged(std::initializer_list<std::string_view> starts);
   // The text before </tool_call>, which is removed too. Throws InputError without.
   std::string_view take_tagged() {
@@ -213,7 +214,7 @@ bool CallReader::next_tagged(std::initializer_list<std::string_view> starts) {
   while (next("<tool_call>")) {
     if (is_tag_first_ && (rest_.empty() || rest_.ends_with(kEnd))) return true;
     for (const std::string_view start : starts)
-      if (rest_.starts_with(start)) return true;
+      if (rest_.starts_with(start) && !rest_.starts_with("</")) return true;
   }
   return false;
 }
@@ -312,7 +313,8 @@ void CallReader::mistral() {
 }
 
 void CallReader::qwen_xml() {
-  while (next_tagged({kFunction})) add([&](ToolCall& call) { read_xml(call, take_tagged()); });
+  while (next_tagged({"<", "{", "function="}))
+    add([&](ToolCall& call) { read_xml(call, take_tagged()); });
 }
 
 void CallReader::read_xml(ToolCall& call, std::string_view text) const {
@@ -328,11 +330,19 @@ void CallReader::read_xml(ToolCall& call, std::string_view text) const {
   const auto take_space = [&] {
     text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
   };
-  call.name = take(kFunction, ">");
-  if (call.name.empty()) fail("the name is empty");
-  for (take_space(); text.starts_with("<parameter="); take_space()) {
-    const std::string argument(take("<parameter=", ">"));
+  const auto take_name = [&](std::string_view start) {
+    const std::string_view name = take(start, ">");
+    if (name.empty()) fail("the name is empty");
+    if (name.find_first_of("<\n") != name.npos)
+      fail(str("expected ", start, "NAME>, got ", start, excerpt(name)));
+    return std::string(name);
+  };
+  call.name = take_name(kFunction);
+  for (take_space(); text.starts_with(kParameter); take_space()) {
+    const std::string argument = take_name(kParameter);
     std::string_view value = take("", "</parameter>");
+    if (value.find(kParameter) != value.npos)
+      fail(str("the argument ", excerpt(argument), ": expected </parameter> before ", kParameter));
     if (value.starts_with('\n')) value.remove_prefix(1);
     if (value.ends_with('\n')) value.remove_suffix(1);
     if (call.arguments.find(argument) != nullptr)

@@ -42,7 +42,7 @@ struct ToolCall {
 // of JSON schemas; null: unknown, and any name will do.
 // kQwenXml: a value, without the line breaks around it, is text unless the schema of the argument
 // has no text among its types; then it is JSON, or one of Python's True, False and None. `null` is
-// null if that is among them.
+// null if that is among them. The tags of arguments and </tool_call> cannot be part of a value.
 // kInline: only a call that ends the text counts, also in thinking. kAuto: none.
 std::vector<ToolCall> parse_tool_calls(ToolFormat format, std::string_view text,
                                        const Json& tools = {});

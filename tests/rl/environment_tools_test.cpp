@@ -6,6 +6,7 @@
 
 #include "rl/environments/environments.h"
 #include "rl/environments/search.h"
+#include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
 
 namespace cohort {
@@ -101,6 +102,59 @@ TEST(ToolsEnvironment, CallsInThinkingAreNotAnswered) {
   for (const char* prompt : {"<think>\n\n</think>\n\n", "<think> is a tag"})
     EXPECT_EQ(dialogue.text(dialogue.reply(call, 0, prompt)), "4") << prompt;
   EXPECT_TRUE(dialogue.reply("No <tool_call> is needed: 2.").done);
+}
+
+// Prompts, turns and answers together are the template's text of the whole conversation, with and
+// without thinking.
+TEST(ToolsEnvironmentData, DialoguesOfQwen35HaveTheTokensOfTheirTemplate) {
+  COHORT_REQUIRE_DATA(dir);
+  const auto tokenizer = test::make_chat_tokenizer(
+      test::real_template(dir, "Qwen3.5-4B"), "<|im_end|>",
+      parse_json(R"({"start": "<|im_start|>", "think": "<think>", "thought": "</think>", "call":
+                     "<tool_call>", "called": "</tool_call>"})",
+                 "variables"));
+  EnvironmentConfig config;
+  config.name = "tools";
+  config.tools = {"calculator"};
+  for (const bool thinks : {true, false}) {
+    const ChatFormat format(
+        *tokenizer,
+        Json().set("tools", tools_environment_schemas(config)).set("enable_thinking", thinks));
+    const auto environment = make_environment(config, {*tokenizer, format});
+    Json::Array messages{make_message("user", "2+2=")};
+    Trajectory trajectory;
+    for (const int32_t token : tokenizer->encode(format.prompt(messages)))
+      trajectory.append_observed(token);
+    for (const auto& [said, expression, answer] :
+         {std::tuple{"", "2+2", "4"},
+          {"So.", "<b>1", "error: '<b>1' is no expression with a value"},
+          {"Again.", "7*8", "56"}}) {
+      const std::string thought = thinks ? "Not \"<tool_call>\"\n\n\xc3\xa9." : "";
+      const std::string turn =
+          str(thinks ? thought + "\n</think>\n\n" : "", said, *said != 0 ? "\n\n" : "",
+              "<tool_call>\n<function=calculator>\n<parameter=expression>\n", expression,
+              "\n</parameter>\n</function>\n</tool_call><|im_end|>");
+      for (const int32_t token : tokenizer->encode(turn)) trajectory.append_sampled(token, -1);
+      trajectory.stop_reason = StopReason::kStopToken;
+      environment->submit({}, trajectory, 0);
+      const EnvironmentReply reply = environment->poll(true).at(0);
+      ASSERT_EQ(reply.error, "");
+      ASSERT_FALSE(reply.done);
+      for (const int32_t token : reply.tokens) trajectory.append_observed(token);
+      const Json call =
+          make_tool_call("", "calculator", Json().set("expression", std::string(expression)));
+      messages.push_back(make_message("assistant", said)
+                             .set("reasoning_content", thought)
+                             .set("tool_calls", Json::Array{call}));
+      messages.push_back(make_message("tool", answer));
+    }
+    EXPECT_EQ(trajectory.tokens, tokenizer->encode(format.prompt(messages)));
+  }
+  config.turns = PastTurns::kStrict;
+  EXPECT_THROW_WITH(
+      make_environment(config, {*tokenizer, ChatFormat(*tokenizer, Json())}), InputError,
+      "environment.turns: strict: the chat template renders a turn otherwise once a message of the "
+      "role user follows; hint: turns: as_sampled");
 }
 
 TEST(ToolsEnvironment, InLlama3OnlyObjectsThatNameAToolAreCalls) {

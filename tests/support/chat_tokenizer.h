@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/support/test_util.h"
 #include "text/json.h"
 #include "text/tokenizer.h"
 
@@ -38,6 +40,43 @@ inline NamedFiles chat_files(const std::string& chat_template) {
 }
 inline std::unique_ptr<Tokenizer> chat_tokenizer(const std::string& chat_template) {
   return make_tokenizer(chat_files(chat_template), "test");
+}
+
+// A tokenizer of bytes and special tokens: `stops`, separated by blanks, which end a text, and the
+// texts of `variables`, which are the template's.
+inline std::unique_ptr<Tokenizer> make_chat_tokenizer(const std::string& source,
+                                                      const std::string& stops,
+                                                      const Json& variables = Json::Object{}) {
+  NamedFiles files = make_byte_tokenizer()->files();
+  Json json = parse_json(files[0].second, "tokenizer.json"), ids = Json::Array{};
+  Json config = parse_json(files[1].second, "tokenizer_config.json");
+  std::string specials = stops;
+  for (const auto& [name, token] : variables.as_object()) {
+    config.set(name, token);
+    if (stops.find(token.as_string()) == stops.npos) specials += " " + token.as_string();
+  }
+  std::istringstream words(specials);
+  int64_t id = 256;
+  for (std::string word; words >> word;) {
+    json["added_tokens"].push_back(
+        Json().set("id", ++id).set("content", word).set("special", true));
+    if (stops.find(word) != stops.npos) ids.push_back(id);
+  }
+  config.set("chat_template", source);
+  return make_tokenizer(
+      {{"tokenizer.json", json.dump()},
+       {"tokenizer_config.json", config.dump()},
+       {"generation_config.json", Json().set("eos_token_id", std::move(ids)).dump()}},
+      "test");
+}
+
+// The source of a template of the data in `dir`, by the name of its file without .jinja.
+inline std::string real_template(const std::string& dir, const std::string& name) {
+  const std::string path = dir + "/chat_templates/jinja2_rendered.json";
+  const Json data = parse_json(read_file(path), path);
+  for (const Json& t : data.at("templates").as_array())
+    if (t.at("template_file").as_string() == name + ".jinja") return t.at("template").as_string();
+  throw InputError("no template " + name);
 }
 
 inline constexpr const char* kTurns =

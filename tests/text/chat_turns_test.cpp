@@ -1,8 +1,6 @@
 // Continuations of conversations: small templates, tokens of real tokenizers, real templates.
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "core/text.h"
 #include "tests/support/chat_tokenizer.h"
 #include "tests/support/test_util.h"
@@ -13,6 +11,7 @@ namespace cohort {
 namespace {
 
 using Pieces = std::vector<ChatFormat::Piece>;
+using test::make_chat_tokenizer;
 
 std::string joined(const Pieces& pieces) {
   std::string text;
@@ -26,33 +25,6 @@ std::string shown(const Pieces& pieces) {
   for (const ChatFormat::Piece& piece : pieces)
     text += piece.is_content ? str("{", piece.text, "}") : piece.text;
   return text;
-}
-
-// A tokenizer of bytes and special tokens: `stops`, separated by blanks, which end a text, and the
-// texts of `variables`, which are the template's.
-std::unique_ptr<Tokenizer> make_chat_tokenizer(const std::string& source, const std::string& stops,
-                                               const Json& variables = Json::Object{}) {
-  NamedFiles files = make_byte_tokenizer()->files();
-  Json json = parse_json(files[0].second, "tokenizer.json"), ids = Json::Array{};
-  Json config = parse_json(files[1].second, "tokenizer_config.json");
-  std::string specials = stops;
-  for (const auto& [name, token] : variables.as_object()) {
-    config.set(name, token);
-    if (stops.find(token.as_string()) == stops.npos) specials += " " + token.as_string();
-  }
-  std::istringstream words(specials);
-  int64_t id = 256;
-  for (std::string word; words >> word;) {
-    json["added_tokens"].push_back(
-        Json().set("id", ++id).set("content", word).set("special", true));
-    if (stops.find(word) != stops.npos) ids.push_back(id);
-  }
-  config.set("chat_template", source);
-  return make_tokenizer(
-      {{"tokenizer.json", json.dump()},
-       {"tokenizer_config.json", config.dump()},
-       {"generation_config.json", Json().set("eos_token_id", std::move(ids)).dump()}},
-      "test");
 }
 
 struct Chat {
@@ -506,6 +478,39 @@ TEST(ChatTurnsData, RealTemplates) {
     ASSERT_GE(calls.size(), 1u) << text;
     EXPECT_EQ(calls[0].name, "f") << text;
     EXPECT_EQ(calls[0].arguments.dump(), arguments.dump()) << text;
+  }
+}
+
+// The template writes values of any type as text; schemas say what they were.
+TEST(ChatTurnsData, QwensArgumentsKeepTheirTypes) {
+  COHORT_REQUIRE_DATA(dir);
+  const Json tools = parse_json(
+      R"([{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type":
+          "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number"}, "flag":
+          {"type": "boolean"}, "none": {"type": ["integer", "null"]}, "list": {"type": "array"},
+          "object": {"type": "object"}, "digits": {"type": "string"}, "code":
+          {"type": "string"}}}}}])",
+      "tools");
+  const Json arguments = parse_json(
+      R"({"n": -5, "x": 2.5, "flag": true, "none": null, "list": [1, "</x>"], "object": {"a":
+          {"b": false}}, "digits": "05", "code": "if a < b:\n\n    <tool>&amp;\n"})",
+      "arguments");
+  for (const char* name : {"Qwen3-Coder", "Qwen3.5-4B"}) {
+    const auto tokenizer = make_chat_tokenizer(test::real_template(dir, name), "<|im_end|>");
+    const ChatFormat format(*tokenizer, Json().set("tools", tools));
+    const Json user = make_message("user", "Well"), result = observation("tool", "x")[0];
+    const std::string prompt = format.prompt(Json::Array{user});
+    for (const std::string said : {"", "I call."}) {
+      Json turn = make_message("assistant", said);
+      turn.set("tool_calls", Json::Array{make_tool_call("abcdefghi", "f", arguments),
+                                         make_tool_call("abcdefghj", "f", Json::Object{})});
+      std::string text = format.prompt(Json::Array{user, turn, result}).substr(prompt.size());
+      text = text.substr(0, text.find("<|im_end|>"));
+      const std::vector<ToolCall> calls = parse_tool_calls(ToolFormat::kQwenXml, text, tools);
+      ASSERT_EQ(calls.size(), 2u) << text;
+      EXPECT_EQ(calls[0].error + calls[0].arguments.dump(), arguments.dump()) << text;
+      EXPECT_EQ(calls[1].error + calls[1].name + calls[1].arguments.dump(), "f{}") << text;
+    }
   }
 }
 

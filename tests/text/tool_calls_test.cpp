@@ -83,6 +83,14 @@ TEST(ToolCalls, QwenXml) {
           {"<tool_call>", "! is not closed by </tool_call>"},
           {"<tool_call></tool_call>", "! tool call 1: expected <function=...>, got ''"},
           {"<tool_call><function=></function></tool_call>", "! the name is empty"},
+          {"<tool_call><function=f><parameter=></parameter></function></tool_call>",
+           "! the name is empty"},
+          {"<tool_call><function=f\n<parameter=a>1</parameter></function></tool_call>",
+           "! expected <function=NAME>, got <function='f\\n<parameter=a'"},
+          {"<tool_call><function=f><parameter=a>1<parameter=b>2</parameter></function></tool_call>",
+           "! the argument 'a': expected </parameter> before <parameter="},
+          {"I add. <tool_call>{\"name\": \"f\"}</tool_call>", "! expected <function=...>, got '{"},
+          {"The tags <tool_call></tool_call> enclose calls.", ""},
           {"<tool_call><function=f</tool_call>", "! expected <function=...>, got '<function=f'"},
           {"<tool_call><function=f><parameter=a>1</function></tool_call>",
            "! expected ...</parameter>, got '1</function>'"},
@@ -97,6 +105,34 @@ TEST(ToolCalls, QwenXml) {
   EXPECT_NE(
       calls_of(ToolFormat::kQwenXml, f("n", "five"), tools).find("! tool call 1: n: not valid"),
       std::string::npos);
+}
+
+// A call that lacks a tag, or a character of one, is an error; without its first tag it is text.
+TEST(ToolCalls, QwenXmlBrokenAnywhere) {
+  const std::string_view call =
+      "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n"
+      "</parameter>\n</function>\n</tool_call>";
+  const std::string_view first = "<tool_call>";
+  for (const std::string before : {"", "<think>\nI add.\n</think>\n\n", "I add.\n"}) {
+    ASSERT_EQ(calls_of(ToolFormat::kQwenXml, str(before, call)), "f {\"a\":\"1\",\"b\":\"2\"}");
+    const auto expect_error = [&](size_t at, size_t size) {
+      const std::string text = str(before, call.substr(0, at), call.substr(at + size));
+      const std::string calls = calls_of(ToolFormat::kQwenXml, text);
+      EXPECT_TRUE(at < first.size() ? calls.empty() : calls.starts_with("! tool call 1: "))
+          << text << "\n"
+          << calls;
+    };
+    for (size_t begin = call.find('<'); begin != call.npos; begin = call.find('<', begin + 1)) {
+      const size_t end = call.find('>', begin) + 1, name = call.substr(0, end).find('=', begin) + 1;
+      expect_error(begin, end - begin);
+      for (size_t at = begin; at < end; ++at)
+        if (at != name || name == 0) expect_error(at, 1);
+    }
+    for (size_t size = first.size() + 2; size < call.size(); ++size)  // truncated
+      EXPECT_TRUE(calls_of(ToolFormat::kQwenXml, str(before, call.substr(0, size)))
+                      .starts_with("! tool call 1: "))
+          << size;
+  }
 }
 
 TEST(ToolCalls, Hermes) {
