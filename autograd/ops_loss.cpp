@@ -44,8 +44,8 @@ class LogitGradients {
       if (x.dim(0) == 0 && out.wanted() && out.mode == Grad::kOverwrite)
         out.tensor.with_padding().zero_();
     if (x.dtype() != DType::kBF16) return;
-    const int64_t tokens = kernels::head_gradient_tokens(x.dim(0), rows), vocab = w.dim(0),
-                  padded = w.with_padding().dim(0);
+    const int64_t vocab = w.dim(0), padded = w.with_padding().dim(0),
+                  tokens = kernels::head_gradient_tokens(x.dim(0), padded, rows);
     collected_ = Tensor::empty({tokens, padded}, x.dtype(), x.device());
     collected_.narrow(1, vocab, padded - vocab).zero_();
   }

@@ -111,8 +111,10 @@ void for_logit_chunks(const Logits& args, int64_t rows,
   }
 }
 
-int64_t head_gradient_tokens(int64_t tokens, int64_t rows) {
-  return std::min(tokens, std::max(rows, kHeadGradientTokens / rows * rows));
+int64_t head_gradient_tokens(int64_t tokens, int64_t columns, int64_t rows) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const int64_t most = std::min(kHeadGradientTokens, kBytes / (2 * columns));
+  return std::min(tokens, std::max(rows, most / rows * rows));
 }
 
 }  // namespace cohort::kernels

@@ -16,11 +16,11 @@ struct HeadDesc {
   double temperature = 1;  // > 0
   // Rows of logits held at a time, rounded up to a multiple of 128; 0: the device's default. No
   // result depends on it, except for the rounding of dx and dw on CUDA, where bf16 gradients of
-  // logits are collected up to kHeadGradientTokens rows.
+  // logits are collected up to head_gradient_tokens() rows.
   int64_t chunk_tokens = 0;
 };
 
-// Tokens per GEMM for dx and dw on CUDA in bf16.
+// Tokens per GEMM for dx and dw on CUDA in bf16, for vocabularies of up to 131,072.
 inline constexpr int64_t kHeadGradientTokens = 4096;
 
 // The tokens [begin, begin + n) of a call, where n is the number of rows of its logits.
@@ -91,9 +91,9 @@ void scale_rows(const ScaleRows& args);
 // Rows of logits held at a time for HeadDesc::chunk_tokens = `wanted`.
 int64_t head_chunk_tokens(int64_t vocab, int64_t wanted, Device device);
 
-// Tokens whose bf16 gradients of logits are held at a time, for logits in chunks of `rows`: a
-// multiple of `rows`, or all.
-int64_t head_gradient_tokens(int64_t tokens, int64_t rows);
+// Tokens whose bf16 gradients of `columns` logits are held at a time, for logits in chunks of
+// `rows`: all, or a multiple of `rows` up to kHeadGradientTokens and 1 GiB, at least one.
+int64_t head_gradient_tokens(int64_t tokens, int64_t columns, int64_t rows);
 
 // Rows in memory of a head's matrix for `vocab` tokens. On CUDA matmuls over a vocabulary that is
 // not a multiple of 8 are several times slower, so the matrix has padding up to a multiple of 64;

@@ -172,7 +172,8 @@ TEST(CudaHead, FusedGradientsMatchTheBackward) {
 // log-probs, gradients within their rounding.
 TEST(CudaHead, ClusterRowsGiveTheSameLogProbs) {
   COHORT_REQUIRE_GPU(device);
-  for (const int64_t vocab : {4, 132, 2052, 50304, 65536, 65540, 151936, 163844, 262144, 262148})
+  for (const int64_t vocab :
+       {4, 132, 2052, 50304, 65536, 65540, 151936, 163844, 248320, 262144, 262148})
     for (const double temperature : {1.0, 0.7}) {
       // Includes more tokens than concurrent clusters.
       const int64_t tokens = vocab < 100'000 ? 150 : 37;

@@ -294,9 +294,38 @@ TEST(Head, ChunksOnAGpuFollowTheVocabulary) {
   EXPECT_EQ(head_chunk_tokens(int64_t{1} << 24, 0, gpu), 128);
   EXPECT_EQ(head_chunk_tokens(100, 129, gpu), 256);
   constexpr int64_t kTokens = 16384;
-  EXPECT_EQ(head_gradient_tokens(kTokens, 768), 5 * 768);
-  EXPECT_EQ(head_gradient_tokens(kTokens, 8192), 8192);
-  EXPECT_EQ(head_gradient_tokens(100, 128), 100);
+  EXPECT_EQ(head_gradient_tokens(kTokens, 32768, 768), 5 * 768);
+  EXPECT_EQ(head_gradient_tokens(kTokens, 32768, 8192), 8192);
+  EXPECT_EQ(head_gradient_tokens(100, 32768, 128), 100);
+}
+
+// Gradients of logits are collected up to 1 GiB, so that of 4096 rows up to 131,072 columns.
+TEST(Head, CollectedGradientsOfLogitsAreBoundedByBytes) {
+  constexpr int64_t kTokens = 16384;
+  const auto tokens = [](int64_t vocab) {
+    const int64_t columns = head_rows(vocab, Device::cuda());
+    return head_gradient_tokens(kTokens, columns, head_chunk_tokens(vocab, 0, Device::cuda()));
+  };
+  for (const int64_t vocab : {1, 32'000, 50'257, 128'256, 131'072}) EXPECT_EQ(tokens(vocab), 4096);
+  EXPECT_EQ(tokens(131'073), 7 * 512);  // in chunks of 512
+  EXPECT_EQ(tokens(151'936), 3072);
+  EXPECT_EQ(tokens(248'320), 2048);
+  EXPECT_EQ(tokens(262'144), 2048);
+  EXPECT_EQ(tokens(int64_t{1} << 24), 128);  // a chunk at least
+  // The peak above inputs and outputs is a chunk of logits and the collected gradients.
+  const Device gpu = Device::cuda();
+  const DryRun run(gpu);
+  const Tensor x = Tensor::empty({kTokens, 8}, DType::kBF16, gpu),
+               w = Tensor::empty({248'320, 8}, DType::kBF16, gpu),
+               targets = Tensor::empty({kTokens}, DType::kI32, gpu);
+  Tensor logprob = Tensor::empty({kTokens}, DType::kF32, gpu), entropy = logprob, lse = logprob,
+         dx = Tensor::empty_like(x), dw = Tensor::empty(w.shape(), DType::kF32, gpu);
+  const HeadLossGradients gradients{
+      .dx = {dx}, .dw = {dw}, .dlogprob = logprob, .set_dlogprob = {}};
+  const int64_t before = run.stats().live_bytes;
+  head_logprob_forward({logprob, entropy, lse, x, w, targets, {}, &gradients});
+  EXPECT_EQ(run.stats().peak_bytes - before, allocation_size(size_t{512} * 248'320 * 4, gpu) +
+                                                 allocation_size(size_t{2048} * 248'320 * 2, gpu));
 }
 
 }  // namespace
