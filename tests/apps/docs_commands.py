@@ -44,7 +44,7 @@ RULES = [
     (r"(torchrun|srun) .* build/cuda/cohort train (--continue )?CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort (train|check) .*CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort train .*configs/shakespeare_char_gpu.yaml", "check", ""),
-    (r"build/cuda/cohort train configs/gsm8k_(sft|grpo).yaml", "check", WORDS),
+    (r"build/cuda/cohort train configs/(gsm8k_sft|gsm8k_grpo|qwen3_5_grpo).yaml", "check", WORDS),
     (r".*build/cuda/cohort (generate|chat) ", "cpu", "--max-tokens 2"),
     (r"python3 bench/memory_table.py build/cpu/cohort$", "run", "--only SmolLM2-135M"),
     (r"build/cpu/cohort train configs/demo.yaml seed=3 stages.1.steps=50$", "run", STAGES),

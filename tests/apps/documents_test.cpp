@@ -29,8 +29,20 @@ std::string word_problems() {
   return lines;
 }
 
-// A folder of a chat model, with random weights.
-std::string chat_model(const TempDir& dir) {
+constexpr const char* kQwen2 =
+    R"({"model_type": "qwen2", "vocab_size": 300, "hidden_size": 16, "eos_token_id": 0,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 24, "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true})";
+constexpr const char* kQwen35 =
+    R"({"model_type": "qwen3_5_text", "vocab_size": 300, "hidden_size": 16, "eos_token_id": 0,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "intermediate_size": 24, "max_position_embeddings": 1024, "full_attention_interval": 2,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "tie_word_embeddings": true})";
+
+// A folder of a chat model, with random weights. Thinking is opened if `enable_thinking` is there.
+std::string chat_model(const TempDir& dir, const char* config = kQwen2) {
   const std::string model = dir.path("model");
   write_file(dir.path("text.txt"), word_problems());
   EXPECT_EQ(run_cohort({"tokenizer", "train", "--vocab-size=300", "--output=" + model,
@@ -39,39 +51,56 @@ std::string chat_model(const TempDir& dir) {
             0);
   write_file(model + "/chat_template.jinja",
              "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
-             "{% if add_generation_prompt %}assistant: {% endif %}");
-  write_file(model + "/config.json",
-             R"({"model_type": "qwen2", "vocab_size": 300, "hidden_size": 16, "eos_token_id": 0,
-                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-                 "intermediate_size": 24, "max_position_embeddings": 1024,
-                 "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true})");
+             "{% if add_generation_prompt %}assistant: {% if enable_thinking is defined %}<think>\n"
+             "{% if not enable_thinking %}</think>\n\n{% endif %}{% endif %}{% endif %}");
+  write_file(model + "/config.json", config);
   save_weights(Transformer(load_config(model), DType::kF32, 1), model, "model");
   return model;
+}
+
+// Trains two steps of a configuration for word problems.
+void train_word_problems(const TempDir& dir, const char* config, std::vector<std::string> more) {
+  write_file(dir.path("train.jsonl"), word_problems());
+  const std::vector<std::string> small{
+      "train",   source(config), "data.jsonl.path=" + dir.path("train.jsonl"),
+      "steps=2", "eval.size=2",  "max_completion_length=8"};
+  more.insert(more.begin(), small.begin(), small.end());
+  const Output output = run_cohort(more);
+  EXPECT_EQ(output.code, 0) << output.err;
+  EXPECT_NE(output.out.find("pass@1 (math) 0.00 -> "), std::string::npos) << output.out;
 }
 
 TEST(Documents, WordProblemConfigurationsTrain) {
   const TempDir dir;
   const std::string model = chat_model(dir);
-  write_file(dir.path("train.jsonl"), word_problems());
-  const auto train = [&](const char* config, std::vector<std::string> more) {
-    const std::vector<std::string> small{source(config),
-                                         "data.jsonl.path=" + dir.path("train.jsonl"), "steps=2",
-                                         "eval.size=2", "max_completion_length=8"};
-    more.insert(more.begin(), small.begin(), small.end());
-    more.insert(more.begin(), "train");
-    const Output output = run_cohort(more);
-    EXPECT_EQ(output.code, 0) << output.err;
-    EXPECT_NE(output.out.find("pass@1 (math) 0.00 -> "), std::string::npos) << output.out;
-  };
   const std::string sft = dir.path("sft"), grpo = dir.path("grpo");
-  train("configs/gsm8k_sft.yaml", {"output_dir=" + sft, "model.path=" + model, "batch_size=4"});
-  train("configs/gsm8k_grpo.yaml",
-        {"output_dir=" + grpo, "model.path=" + sft, "prompts_per_step=4"});
+  train_word_problems(dir, "configs/gsm8k_sft.yaml",
+                      {"output_dir=" + sft, "model.path=" + model, "batch_size=4"});
+  train_word_problems(dir, "configs/gsm8k_grpo.yaml",
+                      {"output_dir=" + grpo, "model.path=" + sft, "prompts_per_step=4"});
   const Output generated = run_cohort({"generate", grpo, "--template", "--max-tokens", "2"},
                                       "{\"question\": \"Why?\"}\n");
   EXPECT_TRUE(generated.out.starts_with(
       "system: Reason step by step, and give the final answer as a number after ####.<|im_end|>\n"
       "user: Why?<|im_end|>\nassistant: "))
+      << generated.out << generated.err;
+}
+
+TEST(Documents, TheConfigurationOfQwen35TrainsModelsWithDeltaLayers) {
+  const TempDir dir;
+  const std::string grpo = dir.path("grpo");
+  train_word_problems(
+      dir, "configs/qwen3_5_grpo.yaml",
+      {"output_dir=" + grpo, "model.path=" + chat_model(dir, kQwen35), "prompts_per_step=4",
+       "rewards.1.pattern=(?s)[ -P].*"});  // some completions of random weights have this start
+  const std::string metrics = read_file(grpo + "/metrics.jsonl");
+  EXPECT_NE(metrics.find("\"num_updates\":1.0"), std::string::npos) << metrics;
+  EXPECT_EQ(metrics.find("\"ratio_deviation\":null"), std::string::npos) << metrics;
+  EXPECT_EQ(metrics.find("\"ratio_deviation\":"), metrics.find("\"ratio_deviation\":0.0,"))
+      << metrics;
+  const Output generated = run_cohort({"generate", grpo, "--template", "--max-tokens", "2"},
+                                      "{\"question\": \"Why?\"}\n");
+  EXPECT_NE(generated.out.find("assistant: <think>\n</think>\n\n"), std::string::npos)
       << generated.out << generated.err;
 }
 
