@@ -313,8 +313,7 @@ GpuPlan plan_for_gpu(const TrainConfig& config, const StagePreview& stage, int64
   for (const auto base : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kNf4})
     if (const auto found = stage.model.stored_format;
         !any && !config.model.precision.is_quantized() && !stage.model.is_encoder() &&
-        !stage.model.has_delta() &&
-        (found == kernels::WeightFormat::kModel || found == base)) {
+        !stage.model.has_delta() && (found == kernels::WeightFormat::kModel || found == base)) {
       tried.model.precision.base = base;
       any = fits(tried);
     }

@@ -279,8 +279,7 @@ ModelConfig with_adapter(ModelConfig base, const AdapterConfig& adapter, const s
     if (std::ranges::count(known, module, &AdapterTarget::name) == 0)
       throw InputError(str(path, ": '", layer_name(module, 0),
                            "' is no linear layer of the base model's blocks, as '",
-                           layer_name(known[0].name, 0),
-                           "' is; hint: ",
+                           layer_name(known[0].name, 0), "' is; hint: ",
                            module.starts_with("model.language_model.")
                                ? "it is one of a model with an image encoder: rename the tensors' "
                                  "'model.language_model.' to 'model.'"

@@ -160,7 +160,7 @@ struct HeadRows {
   T *q, *k, *v;
   Gate *g, *beta;
 
-  // Of a head of x.
+  // The row of a head of x: of q, k or v.
   __device__ T* row(const InputTensors<std::remove_const_t<T>>& in, int64_t token, int head,
                     int dim) const {
     if (head >= 2 * in.key_heads) return v + (token * in.heads + head - 2 * in.key_heads) * dim;
@@ -268,7 +268,8 @@ class InputsBackward {
   __device__ void run(int begin, int end, float (&dw)[N][kTaps], Add&& add) {
     const int last = min(end + kTaps - 1, in_.tokens) - 1;
     SequenceTile at = sequence_of(sequences_, last);
-    float dc[kTaps][N];  // of this token and the next ones
+    // Gradients of the convolution's outputs: of this token and the next ones.
+    float dc[kTaps][N];
     for (int t = last; t >= begin; --t) {
       while (t < at.sequence.begin) at.sequence = sequences_[--at.index];
 #pragma unroll

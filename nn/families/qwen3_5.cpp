@@ -34,7 +34,7 @@ ModelConfig read_qwen3_5(ConfigFile& file) {
   file.expect("attn_output_gate", true);
   file.expect("linear_conv_kernel_dim", int64_t{4});
   file.ignore({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"});
-  // Of the norms in delta layers: swish is SiLU.
+  // The gates of the norms in delta layers; swish is SiLU.
   if (const std::string gate = file.text("output_gate_type", "silu");
       gate != "silu" && gate != "swish")
     file.refuse("output_gate_type", "only silu, also named swish, is supported");
