@@ -171,12 +171,15 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
     const int group = warp() / kWarps, column = 32 * group + lane();
     const int blocks = (rows.count + kBlock - 1) / kBlock, end = blocks * kBlock;
     const float* const w = m_.key_weights[stage];
-    float r[kBlock];
+    float r[kBlock], dr[kBlock], beta[kBlock];
     int mine = warp() % kWarps, applied = 0;  // block from the last one, and rows
     const auto first_row = [&] { return end - (mine + 1) * kBlock; };
     const auto load = [&] {
 #pragma unroll
-      for (int j = 0; j < kBlock; ++j) r[j] = m_.residual[(first_row() + j) * kResiduals + column];
+      for (int j = 0; j < kBlock; ++j) {
+        r[j] = m_.residual[(first_row() + j) * kResiduals + column];
+        beta[j] = m_.gates[stage].beta[first_row() + j];
+      }
     };
     if (mine < blocks) load();
     for (int solved = 0; solved < blocks; ++solved) {
@@ -189,33 +192,44 @@ class ChainBlock : ChunkBlock<T, kDim, kCols, kStages, true, ChainMemory<T, kDim
                      kBlock);
         }
       }
-      if (mine == solved) {
-        solve_block(rows, stage, is_first, first_row(), column, r);
+      const bool is_mine = mine == solved;
+      if (is_mine) {
+        const int row0 = first_row();
+        // Each row waits for the one after. Without stores, weights are loaded ahead.
+#pragma unroll
+        for (int j = kBlock - 1; j >= 0; --j) {
+          const bool is_own = row0 + j >= rows.given;
+          dr[j] = is_own ? beta[j] * r[j] : 0.0f;
+          if (is_own) subtract(r, w + (row0 + j) * kWeights + row0, dr[j], 0, j);
+        }
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) m_.residual[(row0 + j) * kResiduals + column] = dr[j];
+      }
+      warps_barrier(kSolverBarrier + group, 32 * kWarps);
+      if (is_mine) {
+        store_block(rows, stage, is_first, first_row(), column, r, dr);
         mine += kWarps;
         applied = 0;
         if (mine < blocks) load();
       }
-      warps_barrier(kSolverBarrier + group, 32 * kWarps);
     }
   }
-  __device__ __forceinline__ void solve_block(const ChunkRows& rows, int stage, bool is_first,
-                                              int row0, int column, float (&r)[kBlock]) {
+  // The other copies of a solved block, for which no warp waits.
+  __device__ __forceinline__ void store_block(const ChunkRows& rows, int stage, bool is_first,
+                                              int row0, int column, const float (&r)[kBlock],
+                                              const float (&dr)[kBlock]) {
     const ChunkGates& gates = m_.gates[stage];
 #pragma unroll
     for (int j = kBlock - 1; j >= 0; --j) {
       const int t = row0 + j;
-      const bool is_own = t >= rows.given;
-      const float dr = is_own ? gates.beta[t] * r[j] : 0.0f;
-      if (is_own) subtract(r, m_.key_weights[stage] + t * kWeights + row0, dr, 0, j);
-      m_.residual[t * kResiduals + column] = dr;
-      m_.dr[t * kSlice + column] = from_float<T>(-gates.gamma[t] * dr);
-      if (!is_own) {
+      m_.dr[t * kSlice + column] = from_float<T>(-gates.gamma[t] * dr[j]);
+      if (t < rows.given) {
         float& du = du_[int64_t{t} * kDim + column];
         du = is_first ? r[j] : du + r[j];
       } else if (t < rows.count) {
         const int64_t at = b_.in.row(token(rows.base + t), head_) * kDim + column_ + column;
-        if (b_.dr != b_.dv) b_.dr[at] = from_float<T>(dr);
-        put(b_.dv + at, dr, b_.dv_adds);
+        if (b_.dr != b_.dv) b_.dr[at] = from_float<T>(dr[j]);
+        put(b_.dv + at, dr[j], b_.dv_adds);
       }
     }
   }

@@ -40,7 +40,12 @@ class ChunkBlock {
 
   __device__ ChunkBlock(const DeltaProblem<T>& problem, Memory& memory, const DeltaRun& run,
                         int head, int slice)
-      : p_(problem), m_(memory), run_(run), head_(head), column_(slice * kCols) {}
+      : p_(problem),
+        m_(memory),
+        run_(run),
+        head_(head),
+        key_head_(problem.key_head(head)),
+        column_(slice * kCols) {}
 
   __device__ bool is_cached() const { return run_.state >= 0; }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
@@ -50,8 +55,12 @@ class ChunkBlock {
   __device__ int token(int position) const { return run_.token(position); }
   __device__ const T* key_row(const ChunkRows& rows, int i) const {
     if (is_cached() && i < rows.given)
-      return p_.state_k + p_.state_key_row(run_.state, i, p_.key_head(head_)) * kDim;
-    return p_.k + p_.key_row(token(rows.base + i), head_) * kDim;
+      return p_.state_k + p_.state_key_row(run_.state, i, key_head_) * kDim;
+    return p_.k + token_key_row(rows, i);
+  }
+  // Index of the elements of a row that is not in a state, in keys and queries.
+  __device__ int64_t token_key_row(const ChunkRows& rows, int i) const {
+    return (int64_t{token(rows.base + i)} * p_.key_heads + key_head_) * kDim;
   }
   // Row and column of this warp's part of the matrix.
   __device__ static int matrix_row() { return warp() % (kDim / 16) * 16; }
@@ -99,8 +108,7 @@ class ChunkBlock {
       copy_async(shared_address(m_.k[stage] + row * kRow + at),
                  has_key ? key_row(rows, row) + at : nullptr, has_key ? 16 : 0);
       copy_async(shared_address(m_.q[stage] + row * kRow + at),
-                 has_query ? p_.q + p_.key_row(token(rows.base + row), head_) * kDim + at : nullptr,
-                 has_query ? 16 : 0);
+                 has_query ? p_.q + token_key_row(rows, row) + at : nullptr, has_query ? 16 : 0);
     }
     copy_async_commit();
     const int row = thread % kChunk;
@@ -185,7 +193,7 @@ class ChunkBlock {
   const DeltaProblem<T>& p_;
   Memory& m_;
   const DeltaRun run_;
-  const int head_, column_;
+  const int head_, key_head_, column_;
   Accumulator matrix_[kMatrixTiles];
 };
 

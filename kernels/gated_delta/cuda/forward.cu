@@ -143,11 +143,14 @@ class ForwardBlock
   __device__ void solve(const ChunkRows& rows, int stage, bool is_last) {
     const int group = warp() / kWarps, column = 32 * group + lane();
     const float* const w = m_.key_weights[stage];
-    float r[kBlock];
+    float r[kBlock], beta[kBlock];
     int mine = warp() % kWarps * kBlock, applied = 0;  // rows
     const auto load = [&] {
 #pragma unroll
-      for (int j = 0; j < kBlock; ++j) r[j] = m_.residual[(mine + j) * kResiduals + column];
+      for (int j = 0; j < kBlock; ++j) {
+        r[j] = m_.residual[(mine + j) * kResiduals + column];
+        beta[j] = m_.gates[stage].beta[mine + j];
+      }
     };
     load();
     for (int solved = 0; solved < rows.count; solved += kBlock) {
@@ -158,30 +161,38 @@ class ForwardBlock
           subtract(r, w + applied * kWeights + mine, u, 0, kBlock);
         }
       }
-      if (mine == solved) {
-        solve_block(rows, stage, is_last, mine, column, r);
+      T u[kBlock];
+      const bool is_mine = mine == solved;
+      if (is_mine) {
+        T* const to = m_.u + mine * kSlice + column;
+        // Each row waits for the one before. Without stores, weights are loaded ahead.
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) {
+          u[j] = mine + j < rows.given ? to[j * kSlice] : finish_u<T>(beta[j], r[j]);
+          subtract(r, w + (mine + j) * kWeights + mine, to_float(u[j]), j + 1, kBlock);
+        }
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) to[j * kSlice] = u[j];
+      }
+      warps_barrier(kSolverBarrier + group, 32 * kWarps);
+      if (is_mine) {
+        store_block(rows, stage, is_last, mine, column, u);
         mine += kWarps * kBlock;
         applied = 0;
         if (mine < rows.count) load();
       }
-      warps_barrier(kSolverBarrier + group, 32 * kWarps);
     }
   }
-  __device__ __forceinline__ void solve_block(const ChunkRows& rows, int stage, bool is_last,
-                                              int row0, int column, float (&r)[kBlock]) {
-    const auto& gates = m_.gates[stage];
+  // The other copies of a solved block, for which no warp waits.
+  __device__ __forceinline__ void store_block(const ChunkRows& rows, int stage, bool is_last,
+                                              int row0, int column, const T (&u)[kBlock]) {
+    const bool is_stored = !is_cached() || is_last;
 #pragma unroll
     for (int j = 0; j < kBlock; ++j) {
       const int t = row0 + j;
-      T& row = m_.u[t * kSlice + column];
-      const bool is_given = t < rows.given;
-      const T u = is_given ? row : finish_u<T>(gates.beta[t], r[j]);
-      subtract(r, m_.key_weights[stage] + t * kWeights + row0, to_float(u), j + 1, kBlock);
-      if (is_given) continue;
-      row = u;
-      m_.scaled[t * kSlice + column] = scaled_u(gates.to_end[t], u);
-      if (t < rows.count && (!is_cached() || is_last))
-        u_row(rows, t, is_cached())[column_ + column] = u;
+      if (t < rows.given) continue;
+      m_.scaled[t * kSlice + column] = scaled_u(m_.gates[stage].to_end[t], u[j]);
+      if (t < rows.count && is_stored) u_row(rows, t, is_cached())[column_ + column] = u[j];
     }
   }
 

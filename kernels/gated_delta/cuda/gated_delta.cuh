@@ -270,11 +270,13 @@ __device__ inline void sum_gates(ChunkGates& gates, int known) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   if (lane == 0) {
     float sum = 0;
-#pragma unroll 16
-    for (int t = 0; t < kChunk; ++t) {
-      const float x = gates.decay[t];
-      sum = t < known ? x : __fadd_rn(sum, x);
-      gates.decay[t] = sum;
+    for (int first = 0; first < kChunk; first += 16) {
+      float x[16];
+#pragma unroll
+      for (int t = 0; t < 16; ++t) x[t] = gates.decay[first + t];
+#pragma unroll
+      for (int t = 0; t < 16; ++t)
+        gates.decay[first + t] = sum = first + t < known ? x[t] : __fadd_rn(sum, x[t]);
     }
   }
   __syncwarp();
