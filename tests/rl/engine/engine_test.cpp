@@ -324,18 +324,34 @@ TEST(EngineOfDeltaLayers, StatesStayWithinTheFractionOfMemory) {
                 budget = 9 * state + 40 * block_bytes(test.model().config(), DType::kF32);
   Engine small(test.model(), {.memory_fraction = static_cast<double>(budget) /
                                                  static_cast<double>(available_memory({}))});
-  // More sequences fit if they are short; the next rollout has fewer states again.
-  std::vector<EngineRequest> brief = all;
-  for (EngineRequest& request : brief) {
-    request.prompt.resize(1);
-    request.max_length = 2;
-  }
-  EngineTest::run(small, brief);
   EXPECT_EQ(EngineTest::run(small, all), expected);
   EXPECT_LE(small.cache_bytes(), budget * 5 / 4);
   EXPECT_GT(small.cache_bytes(), budget / 2);
   EXPECT_LE(small.stats().most_running, 10);
   EXPECT_GT(small.stats().most_running, 2);
+}
+
+// More sequences fit while they are short; a rollout of longer ones has fewer states again.
+TEST(EngineOfDeltaLayers, StatesOfShortSequencesAreGivenBack) {
+  ModelConfig config = delta_engine_model();
+  config.num_layers = 8;
+  config.delta.key_heads = config.delta.value_heads = 1;
+  config.delta.key_dim = config.delta.value_dim = 2;
+  const EngineTest test(DType::kF32, {}, config);
+  std::vector<EngineRequest> brief = test.requests(24), full = brief;
+  for (EngineRequest& request : brief) {
+    request.prompt.resize(1);
+    request.max_length = 2;
+  }
+  for (EngineRequest& request : full) request.max_length = config.context;
+  const int64_t budget =
+      12 * state_bytes(config, DType::kF32) + 60 * block_bytes(config, DType::kF32);
+  Engine engine(test.model(), {.memory_fraction = static_cast<double>(budget) /
+                                                  static_cast<double>(available_memory({}))});
+  EngineTest::run(engine, brief);
+  EXPECT_EQ(engine.stats().most_running, 24);
+  EngineTest::run(engine, full);
+  EXPECT_LE(engine.cache_bytes(), budget * 5 / 4);
 }
 
 TEST(Engine, LeaksNoBlockInRandomUse) {
