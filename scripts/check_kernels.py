@@ -35,7 +35,7 @@ ALLOWED_STACK = [
     (r"attention_paged_kernel<__nv_bfloat16.*unsigned char", 80), (r"attention_paged_kernel<__nv_bfloat16, 128", 32),
     (r"\bbackward_kernel<.*WithDropout", 144), (r"\bbackward_kernel<", 80),
     (r"forward_sm90_kernel<.*Sm90Shape<256, 2, false>", 192), (r"forward_sm90_kernel<.*Sm90Shape<256, 2, true>", 112),
-    (r"\b(sample|modify)_kernel", 136),
+    (r"\b(sample|modify)_kernel", 136), (r"delta_rows_kernel<float, 128", 160),
     ("", 24)]
 
 ARCH = re.compile(r"^arch = (\w+)")
