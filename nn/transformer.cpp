@@ -62,10 +62,9 @@ PackedBatch Transformer::to_device(const PackedBatch& batch) const {
 }
 
 Variable Transformer::forward(const PackedBatch& batch, const ForwardOptions& options) const {
-  return run({.batch = batch,
-              .options = options,
-              .mixing = std::make_shared<PackedMixing>(batch),
-              .position_terms = backbone_.position_terms()});
+  const auto mixing = std::make_shared<PackedMixing>(batch);
+  const auto terms = backbone_.position_terms();
+  return run({.batch = batch, .options = options, .mixing = mixing, .position_terms = terms});
 }
 
 Variable Transformer::hidden_at_targets(const PackedBatch& batch,
@@ -94,10 +93,13 @@ Tensor Transformer::forward_cached(const Tensor& tokens, const Tensor& sequences
   const StreamGuard guard(stream);
   ForwardOptions options;
   if (config_.lora.slots > 1) options.adapters = {sequences, cache.adapters()};
+  // Outside of the initialiser below: if one of its parts throws, GCC 12 destroys others twice.
+  const auto mixing = std::make_shared<CachedMixing>(sequences, positions, cache, step);
+  const auto terms = backbone_.position_terms();
   return run({.batch = {.tokens = tokens, .positions = positions},
               .options = options,
-              .mixing = std::make_shared<CachedMixing>(sequences, positions, cache, step),
-              .position_terms = backbone_.position_terms()})
+              .mixing = mixing,
+              .position_terms = terms})
       .value();
 }
 
