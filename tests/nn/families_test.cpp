@@ -36,6 +36,9 @@ std::vector<std::string> family_names() {
 
 // transformers computes rotary angles and norms in f32, whatever the model's dtype is.
 constexpr double kTolerance = 2e-5;
+// Sums in f32 depend on the vector width of the CPU. Gradients through delta layers have come to
+// 1.8e-5 by that.
+constexpr double kToleranceOfF32 = 6e-5;
 
 PackedBatch batch_of(const SafetensorsFile& golden) {
   TokenSequence sequence{.tokens = golden.read("ids").to_vector<int32_t>()};
@@ -61,6 +64,7 @@ INSTANTIATE_TEST_SUITE_P(, Families, testing::ValuesIn(family_names()),
 
 void expect_those_of_transformers(const std::string& dir, DType dtype, Device device) {
   SCOPED_TRACE(dtype_name(dtype));
+  const double tolerance = dtype == DType::kF32 ? kToleranceOfF32 : kTolerance;
   const SafetensorsFile golden(dir + "/golden.safetensors");
   Transformer model(load_config(dir), dtype, std::nullopt, device);
   load_weights(model, dir);
@@ -71,10 +75,10 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
   Tensor logits = Tensor::empty({tokens, model.config().vocab_size}, dtype, device);
   kernels::linear_forward({.y = logits, .x = hidden, .w = model.head().weight.value(), .bias = {}});
   const Tensor expected = golden.read("logits").narrow(0, 0, tokens).contiguous();
-  EXPECT_LE(relative_error(logits, expected), kTolerance);
+  EXPECT_LE(relative_error(logits, expected), tolerance);
 
   const Variable loss = mean_loss(model, batch);
-  EXPECT_LE(relative_error(loss.value(), golden.read("loss")), kTolerance);
+  EXPECT_LE(relative_error(loss.value(), golden.read("loss")), tolerance);
   backward(loss);
   // Gradients saved as weights have the layout of the files.
   Transformer gradients(model.config(), dtype, std::nullopt);
@@ -95,9 +99,9 @@ void expect_those_of_transformers(const std::string& dir, DType dtype, Device de
     // The gradient of a key bias is rounding noise: softmax is invariant to a shift of all keys.
     const Tensor gradient = gradient_of(name);
     if (norm(gradient) < 1e-6 * all)
-      EXPECT_LE(norm(saved.read(name)), kTolerance * all) << name;
+      EXPECT_LE(norm(saved.read(name)), tolerance * all) << name;
     else
-      EXPECT_LE(relative_error(saved.read(name), gradient), kTolerance) << name;
+      EXPECT_LE(relative_error(saved.read(name), gradient), tolerance) << name;
   }
 }
 
