@@ -69,11 +69,63 @@ class HostCommunicator final : public Communicator {
     });
   }
 
+  void all_to_all(Tensor& received, const Tensor& parts) override {
+    const std::string call = describe_all_to_all(received, parts, size());
+    COHORT_CHECK(parts.device().is_cpu(), "[all_to_all] expected CPU tensors, got ", parts.str());
+    const auto width = static_cast<size_t>(received.dim(1)) * dtype_size(parts.dtype());
+    const auto stride = static_cast<size_t>(parts.strides()[0]) * dtype_size(parts.dtype());
+    exchange_rows(call, static_cast<const char*>(parts.raw()), stride, width,
+                  static_cast<char*>(received.raw()));
+  }
+
+  void all_gather(Tensor& all) override {
+    const std::string call = describe_all_gather(all, size());
+    COHORT_CHECK(all.device().is_cpu(), "[all_gather] expected a CPU tensor, got ", all.str());
+    const auto width = static_cast<size_t>(all.dim(1)) * dtype_size(all.dtype());
+    char* const rows = static_cast<char*>(all.raw());
+    exchange_rows(call, rows + static_cast<size_t>(rank()) * width, 0, width, rows);
+  }
+
   void barrier() override {
     if (group_ != nullptr) group_->exchange("barrier", {});
   }
 
  private:
+  // Every rank has rows of `width` bytes, row r for rank r, `stride` bytes apart (0: one row for
+  // all). Writes those for this rank to `out`, in rank order. A row of `out` may be the one sent.
+  void exchange_rows(const std::string& call, const char* rows, size_t stride, size_t width,
+                     char* out) {
+    const auto ranks = static_cast<size_t>(size()), own = static_cast<size_t>(rank());
+    if (group_ == nullptr) {
+      if (rows != out) std::memcpy(out, rows, width);
+      return;
+    }
+    if (group_->is_one_process()) {
+      const std::vector<std::string> addresses =
+          group_->exchange(call, {reinterpret_cast<const char*>(&rows), sizeof rows});
+      for (size_t r = 0; r < ranks; ++r) {
+        const char* from = nullptr;
+        std::memcpy(&from, addresses[r].data(), sizeof from);
+        if (from + own * stride != out + r * width)
+          std::memcpy(out + r * width, from + own * stride, width);
+      }
+      group_->exchange(call, {});  // waits until all ranks have read
+      return;
+    }
+    const size_t sent = stride == 0 ? 1 : ranks,
+                 most = std::max<size_t>(1, group_->max_part() / sent);
+    size_t at = 0;
+    do {
+      const size_t count = std::min(most, width - at);
+      std::string bytes;
+      for (size_t r = 0; r < sent; ++r) bytes.append(rows + r * stride + at, count);
+      const std::vector<std::string> parts = group_->exchange(call, bytes);
+      for (size_t r = 0; r < ranks; ++r)
+        std::memcpy(out + r * width + at, parts[r].data() + (stride == 0 ? 0 : own * count), count);
+      at += count;
+    } while (at < width);
+  }
+
   // The ranks exchange the addresses of their tensors. Each rank reduces one slice for all ranks,
   // which no other rank accesses.
   template <class T>
@@ -120,6 +172,22 @@ std::string describe_all_reduce(const Tensor& t, Reduce op) {
                "[all_reduce] expected numbers to reduce, got ", t.str());
   return str("all_reduce ", op == Reduce::kMax ? "(max) " : "", "of ", dtype_name(t.dtype()),
              t.shape().str());
+}
+
+std::string describe_all_to_all(const Tensor& received, const Tensor& parts, int ranks) {
+  COHORT_CHECK(received.rank() == 2 && received.shape() == parts.shape() &&
+                   received.dim(0) == ranks && received.dtype() == parts.dtype() &&
+                   received.device() == parts.device() && received.is_contiguous() &&
+                   (parts.strides()[1] == 1 || parts.dim(1) <= 1),
+               "[all_to_all] expected a row of one length for each of ", ranks, " ranks, got ",
+               parts.str(), " to send and ", received.str(), " to receive");
+  return str("all_to_all of ", dtype_name(parts.dtype()), parts.shape().str());
+}
+
+std::string describe_all_gather(const Tensor& all, int ranks) {
+  COHORT_CHECK(all.rank() == 2 && all.dim(0) == ranks && all.is_contiguous(),
+               "[all_gather] expected a row for each of ", ranks, " ranks, got ", all.str());
+  return str("all_gather of ", dtype_name(all.dtype()), all.shape().str());
 }
 
 std::unique_ptr<Communicator> make_single_communicator() {

@@ -42,6 +42,11 @@ class Communicator {
   // machines. `t` is contiguous, of f64, f32, i64, i32 or bf16 (accumulated in f32 and rounded
   // once).
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;
+  // received[r] = what rank r has at parts[rank()]. Both are [size, n] of any one dtype, n the same
+  // on every rank, and do not overlap. `received` is contiguous, and so is each row of `parts`.
+  virtual void all_to_all(Tensor& received, const Tensor& parts) = 0;
+  // all[r] = rank r's all[rank()]; `all` is [size, n], contiguous, of any dtype.
+  virtual void all_gather(Tensor& all) = 0;
   // Returns when every rank has called it.
   virtual void barrier() = 0;
 };
@@ -56,6 +61,9 @@ std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device devi
 
 // Returns a description of the call, "all_reduce of f32[3]". Throws Error if `t` cannot be reduced.
 std::string describe_all_reduce(const Tensor& t, Reduce op);
+// Likewise of the other two, for `ranks` ranks.
+std::string describe_all_to_all(const Tensor& received, const Tensor& parts, int ranks);
+std::string describe_all_gather(const Tensor& all, int ranks);
 
 // Variables by which NCCL takes one algorithm and protocol, without reduction in the network: the
 // order of a sum then depends on the size, the ranks and the machine, not on NCCL's tuning.

@@ -106,16 +106,63 @@ class NcclCommunicator final : public Communicator {
       t.copy_(as_f32);
       return;
     }
+    enqueue(call, t.numel(), [&](cudaStream_t queue) {
+      return ncclAllReduce(t.raw(), t.raw(), static_cast<size_t>(t.numel()), type_of(t.dtype()),
+                           op == Reduce::kMax ? ncclMax : ncclSum, comm_, queue);
+    });
+  }
+
+  void all_to_all(Tensor& received, const Tensor& parts) override {
+    if (parts.device().is_cpu()) return host_->all_to_all(received, parts);
+    const std::string call = describe_all_to_all(received, parts, size()) + " on cuda";
+    const size_t element = dtype_size(parts.dtype()),
+                 width = static_cast<size_t>(parts.dim(1)) * element,
+                 stride = static_cast<size_t>(parts.strides()[0]) * element;
+    enqueue(call, parts.numel(), [&](cudaStream_t queue) {
+      ncclResult_t result = ncclGroupStart();
+      for (int r = 0; r < size() && is_started(result); ++r) {
+        const auto row = static_cast<size_t>(r);
+        result = ncclSend(static_cast<const char*>(parts.raw()) + row * stride, width, ncclUint8, r,
+                          comm_, queue);
+        if (is_started(result))
+          result = ncclRecv(static_cast<char*>(received.raw()) + row * width, width, ncclUint8, r,
+                            comm_, queue);
+      }
+      const ncclResult_t end = ncclGroupEnd();
+      return is_started(result) ? end : result;
+    });
+  }
+
+  void all_gather(Tensor& all) override {
+    if (all.device().is_cpu()) return host_->all_gather(all);
+    const std::string call = describe_all_gather(all, size()) + " on cuda";
+    const size_t width = static_cast<size_t>(all.dim(1)) * dtype_size(all.dtype());
+    enqueue(call, all.numel(), [&](cudaStream_t queue) {
+      char* const rows = static_cast<char*>(all.raw());
+      return ncclAllGather(rows + static_cast<size_t>(rank()) * width, rows, width, ncclUint8,
+                           comm_, queue);
+    });
+  }
+
+  void barrier() override { host_->barrier(); }
+
+ private:
+  static bool is_started(ncclResult_t result) {
+    return result == ncclSuccess || result == ncclInProgress;
+  }
+
+  // Records the call, and enqueues it on the current stream by `start`, called with `mutex_` held,
+  // unless it has no elements.
+  template <class Start>
+  void enqueue(const std::string& call, int64_t elements, const Start& start) {
     const uint64_t number = group_.record_call(call);
-    if (t.numel() == 0) return;
+    if (elements == 0) return;
     const cudaStream_t queue = stream(device_);
     DeviceCall& device_call = begin_call(number);
     ncclResult_t result = ncclRemoteError;
     {
       std::lock_guard lock(mutex_);
-      if (comm_ != nullptr)
-        result = ncclAllReduce(t.raw(), t.raw(), static_cast<size_t>(t.numel()), type_of(t.dtype()),
-                               op == Reduce::kMax ? ncclMax : ncclSum, comm_, queue);
+      if (comm_ != nullptr) result = start(queue);
     }
     await(call, result, kNoLimit);
     std::lock_guard lock(calls_mutex_);
@@ -123,9 +170,6 @@ class NcclCommunicator final : public Communicator {
     device_call.is_enqueued = true;
   }
 
-  void barrier() override { host_->barrier(); }
-
- private:
   DeviceCall& begin_call(uint64_t number) {
     std::lock_guard lock(calls_mutex_);
     if (free_.empty()) free_.push_back(std::make_unique<DeviceCall>(device_));

@@ -113,6 +113,50 @@ TEST(LocalRanks, AllReduceDoesNotDependOnTheNumberOfThreads) {
   set_num_threads(before);
 }
 
+TEST(LocalRanks, AllToAllGivesEachRankItsRows) {
+  for (const int ranks : kRankCounts)
+    for (const int64_t n : {0, 1, 7, 5000})
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        // Rows in a wider tensor, with values 1000 r + q for what rank r sends to rank q.
+        const Tensor wide = Tensor::zeros({ranks, n + 3}, DType::kF32);
+        for (int q = 0; q < ranks; ++q) wide.select(0, q).fill_(1000 * comm.rank() + q);
+        Tensor received = Tensor::full({ranks, n}, -1, DType::kF32);
+        comm.all_to_all(received, wide.narrow(1, 2, n));
+        for (int r = 0; r < ranks; ++r)
+          EXPECT_EQ(received.select(0, r).to_vector<double>(),
+                    std::vector<double>(static_cast<size_t>(n), 1000 * r + comm.rank()));
+      });
+}
+
+TEST(LocalRanks, AllGatherCollectsTheRows) {
+  for (const int ranks : kRankCounts)
+    for (const DType dtype : {DType::kF64, DType::kBF16, DType::kU8})
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        Tensor all = Tensor::zeros({ranks, 33}, dtype);
+        all.select(0, comm.rank()).fill_(comm.rank() + 1);
+        comm.all_gather(all);
+        for (int r = 0; r < ranks; ++r)
+          EXPECT_EQ(all.select(0, r).to_vector<double>(), std::vector<double>(33, r + 1));
+      });
+}
+
+TEST(LocalRanks, RowsOfOtherShapesAreErrors) {
+  const auto comm = make_single_communicator();
+  Tensor received = Tensor::zeros({1, 4}, DType::kF32), two = Tensor::zeros({2, 4}, DType::kF32);
+  EXPECT_THROW_WITH(comm->all_to_all(received, two), Error, "[all_to_all] expected a row");
+  EXPECT_THROW_WITH(comm->all_to_all(received, Tensor::zeros({1, 4}, DType::kF64)), Error,
+                    "[all_to_all] expected a row");
+  EXPECT_THROW_WITH(comm->all_gather(two), Error, "[all_gather] expected a row for each of 1");
+  EXPECT_THROW_WITH(run_local_ranks(2,
+                                    [](Communicator& c) {
+                                      Tensor all = Tensor::zeros({2, 3 + c.rank()}, DType::kF32);
+                                      c.all_gather(all);
+                                    }),
+                    Error,
+                    "ranks disagree about call 1: rank 0 calls all_gather of f32[2, 3], rank 1 "
+                    "calls all_gather of f32[2, 4]");
+}
+
 TEST(LocalRanks, MaxPropagatesNaN) {
   run_local_ranks(3, [](Communicator& comm) {
     const double r = comm.rank();
