@@ -148,7 +148,7 @@ void print_host_state(const TrainConfig& config, const StagePreview& stage, int6
   constexpr double kLockedPerSecond = 12.5e9;  // bytes, with 16 cores (bench/results/h200.md)
   const Device device = device_named(config.device, "device");
   const int64_t pinned =
-      optimizer_bytes(config.optimizer, stage.model, config.dtype, device).pinned;
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, device, ranks).pinned;
   if (pinned == 0 || !device.is_cuda()) return;
   const int64_t units = num_units(stage.model), on_host = config.optimizer.storage.host_units;
   print_row(
@@ -190,7 +190,11 @@ std::string print_gpu_plan(const GpuPlan& plan, const StagePreview& stage, const
                         kRecomputeNames[static_cast<size_t>(config.model.recompute)].name,
                         ", moments: ",
                         config.optimizer.storage.moments == MomentKind::kBF16 ? "bf16" : "f32",
-                        config.optimizer.storage.place == StatePlace::kHost ? ", place: host" : ""),
+                        config.optimizer.storage.place == StatePlace::kHost ? ", place: host" : "",
+                        is_sharded(config.optimizer.sharding)
+                            ? str(", sharding: ",
+                                  entry_of(kShardingNames, config.optimizer.sharding).name)
+                            : ""),
                     need = str(mib(plan.memory.peak()), " of ", mib(plan.usable));
   print_row("memory: host", str(mib(host_memory(config, stage.model, ranks)), " at a checkpoint"));
   const std::string title = "runs on " + gpu.name;

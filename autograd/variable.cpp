@@ -31,6 +31,7 @@ struct TapeNode : NonCopyable {
   std::vector<std::shared_ptr<TapeNode>> inputs;
   BackwardFn backward;
   std::vector<std::function<void()>> hooks;
+  std::function<void()> supply;  // see Variable::on_missing_gradient()
 
   // Releases a chain of nodes in a loop: the stack must not grow with the length of the tape.
   ~TapeNode() {
@@ -115,8 +116,13 @@ void flush_zero(TapeNode* node) {
   if (std::exchange(node->dirty, false)) node->grad.with_padding().zero_();
 }
 
+void supply_gradient(const TapeNode& node) {
+  if (!node.grad.defined() && node.supply != nullptr) node.supply();
+}
+
 // Slot of the next contribution to a node's gradient.
 GradSlot grad_buffer(TapeNode* node) {
+  supply_gradient(*node);
   if (std::exchange(node->dirty, false)) return {node->grad, Grad::kOverwrite};
   if (node->grad.defined()) {
     // A passed tensor may also be the gradient of another node, which has not read it yet.
@@ -148,6 +154,7 @@ Variable Variable::parameter(Tensor value, std::string name) {
 
 Tensor& Variable::grad() const {
   COHORT_CHECK(is_parameter(node_), "[grad] only a parameter has a gradient");
+  supply_gradient(*node_);
   if (!node_->grad.defined()) node_->grad = new_gradient(*node_, node_->grad_dtype).zero_();
   flush_zero(node_.get());
   return node_->grad;
@@ -175,6 +182,11 @@ void Variable::set_grad_storage(Tensor storage) const {
                           node_->device);
   node_->dirty = storage.defined();
   node_->grad = std::move(storage);
+}
+
+void Variable::on_missing_gradient(std::function<void()> supply) const {
+  COHORT_CHECK(is_parameter(node_), "[on_missing_gradient] only a parameter has a gradient");
+  node_->supply = std::move(supply);
 }
 
 bool Gradients::needed(int i) const {

@@ -58,6 +58,8 @@ class Variable {
   // Sets the tensor that holds the leaf's gradient (the shape and dtype of grad()), whose contents
   // count as zeros, as after zero_grad(). Undefined: the gradient does not exist until it is used.
   void set_grad_storage(Tensor grad) const;
+  // `supply` is called before a gradient that does not exist is allocated, and may set its storage.
+  void on_missing_gradient(std::function<void()> supply) const;
 
  private:
   friend Variable make_node(const char*, Tensor, std::initializer_list<Variable>, BackwardFn);

@@ -34,10 +34,6 @@ DType dtype_of_type(const std::string& type) {
   return static_cast<DType>(name - kNames);
 }
 
-int64_t bytes_of(const TensorSource& source) {
-  return source.shape.numel() * static_cast<int64_t>(dtype_size(dtype_of_type(source.type)));
-}
-
 // The tensor in f16. Throws InputError for a number that f16 does not hold.
 Tensor to_halves(const Tensor& tensor, const std::string& name) {
   constexpr int64_t kBlock = 64 << 10;
@@ -79,7 +75,7 @@ std::string make_header(const std::vector<TensorSource>& tensors) {
                  "' is reserved or given twice");
     Json shape = Json::Array{};
     for (const int64_t d : tensor.shape) shape.push_back(d);
-    const int64_t end = offset + bytes_of(tensor);
+    const int64_t end = offset + tensor.bytes();
     header.set(tensor.name, Json()
                                 .set("dtype", tensor.type)
                                 .set("shape", std::move(shape))
@@ -100,6 +96,10 @@ const SafetensorsFile::StoredType SafetensorsFile::kTypes[] = {
     {"U8", 1, DType::kU8},     {"I16", 2, std::nullopt},     {"I8", 1, DType::kI8},
     {"U64", 8, std::nullopt},  {"U32", 4, std::nullopt},     {"U16", 2, std::nullopt},
     {"BOOL", 1, std::nullopt}, {"F8_E4M3", 1, std::nullopt}, {"F8_E5M2", 1, std::nullopt}};
+
+int64_t TensorSource::bytes() const {
+  return shape.numel() * static_cast<int64_t>(dtype_size(dtype_of_type(type)));
+}
 
 namespace {
 
@@ -133,19 +133,30 @@ Tensor stored_values(const Tensor& tensor, const std::string& type, const std::s
   return values.to(tensor.dtype());
 }
 
-void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
+SafetensorsWriter::SafetensorsWriter(const std::string& path,
+                                     const std::vector<TensorSource>& tensors)
+    : file_(path, file_error) {
   const std::string header = make_header(tensors);
   COHORT_CHECK(header.size() <= kMaxHeader, "[safetensors] ", path, ": a header of ", header.size(),
                " bytes exceeds the format's ", kMaxHeader);
-  DurableFile file(path, file_error);
   const uint64_t length = header.size();
-  file.write(bytes_of(&length, sizeof length));
-  file.write(header);
-  for (const TensorSource& tensor : tensors) {
-    const Tensor bytes = make_stored(tensor);
-    file.write(bytes_of(bytes.raw(), static_cast<size_t>(bytes.nbytes())));
-  }
-  file.finish();
+  file_.write(bytes_of(&length, sizeof length));
+  file_.write(header);
+}
+
+void SafetensorsWriter::append(const TensorSource& tensor) {
+  const Tensor bytes = make_stored(tensor);
+  file_.write(bytes_of(bytes.raw(), static_cast<size_t>(bytes.nbytes())));
+}
+
+void SafetensorsWriter::finish() {
+  file_.finish();
+}
+
+void write_sources(const std::string& path, const std::vector<TensorSource>& tensors) {
+  SafetensorsWriter writer(path, tensors);
+  for (const TensorSource& tensor : tensors) writer.append(tensor);
+  writer.finish();
 }
 
 void SafetensorsFile::read_header() {
@@ -290,6 +301,15 @@ void SafetensorsFile::read_rows(const std::string& name, int64_t first, Tensor& 
   read_elements(entry, first * row, flat);
 }
 
+void SafetensorsFile::read_range(const std::string& name, int64_t first, Tensor& out) const {
+  const Entry& entry = find(name);
+  COHORT_CHECK(out.rank() == 1 && first >= 0 && first + out.numel() <= entry.shape.numel(),
+               "[safetensors] elements ", first, " ... of ", entry.shape.str(), " do not fit ",
+               out.str());
+  dtype(name);  // throws if unsupported
+  read_elements(entry, first, out);
+}
+
 // All threads read one chunk at a time into plain memory, because it may still be on disk; the
 // chunk is then copied to its destination while the next one is read ahead.
 void SafetensorsFile::read_elements(const Entry& entry, int64_t first, Tensor& out) const {
@@ -332,40 +352,49 @@ std::string index_name(const std::string& stem) {
 
 }  // namespace
 
-std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
-                                       const std::vector<TensorSource>& tensors,
-                                       int64_t shard_bytes) {
-  std::vector<std::vector<TensorSource>> shards(1);
-  int64_t bytes = 0, total = 0;
-  for (const TensorSource& tensor : tensors) {
-    const int64_t size = bytes_of(tensor);
-    if (bytes > 0 && bytes + size > shard_bytes) {
-      shards.emplace_back();
-      bytes = 0;
-    }
-    bytes += size;
-    total += size;
-    shards.back().push_back(tensor);
-  }
-  if (shards.size() == 1) {
-    write_sources(dir + "/" + file_name(stem), tensors);
-    return {file_name(stem)};
-  }
-  const std::string count = padded(std::ssize(shards), 5);
-  std::vector<std::string> names;
+std::string shard_name(const std::string& stem, int64_t number, int64_t count) {
+  return file_name(count == 1 ? stem : str(stem, "-", padded(number, 5), "-of-", padded(count, 5)));
+}
+
+std::string write_index(
+    const std::string& dir, const std::string& stem,
+    const std::vector<std::pair<std::string, std::vector<TensorSource>>>& files) {
+  int64_t total = 0;
   Json::Object weight_map;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    names.push_back(
-        file_name(str(stem, "-", padded(static_cast<int64_t>(i) + 1, 5), "-of-", count)));
-    write_sources(dir + "/" + names.back(), shards[i]);
-    for (const TensorSource& tensor : shards[i]) weight_map.emplace_back(tensor.name, names.back());
-  }
+  for (const auto& [file, tensors] : files)
+    for (const TensorSource& tensor : tensors) {
+      total += tensor.bytes();
+      weight_map.emplace_back(tensor.name, file);
+    }
   Json index;
   index.set("metadata", Json().set("total_size", total)).set("weight_map", std::move(weight_map));
   DurableFile file(dir + "/" + index_name(stem), file_error);
   file.write(index.dump(2) + "\n");
   file.finish();
-  names.push_back(index_name(stem));
+  return index_name(stem);
+}
+
+std::vector<std::string> write_sharded(const std::string& dir, const std::string& stem,
+                                       const std::vector<TensorSource>& tensors,
+                                       int64_t shard_bytes) {
+  std::vector<std::pair<std::string, std::vector<TensorSource>>> shards(1);
+  int64_t bytes = 0;
+  for (const TensorSource& tensor : tensors) {
+    const int64_t size = tensor.bytes();
+    if (bytes > 0 && bytes + size > shard_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += size;
+    shards.back().second.push_back(tensor);
+  }
+  std::vector<std::string> names;
+  for (auto& [name, sources] : shards) {
+    name = shard_name(stem, std::ssize(names) + 1, std::ssize(shards));
+    write_sources(dir + "/" + name, sources);
+    names.push_back(name);
+  }
+  if (shards.size() > 1) names.push_back(write_index(dir, stem, shards));
   return names;
 }
 
@@ -412,6 +441,11 @@ void SafetensorsFolder::open_shards(const std::string& dir) {
 const SafetensorsFile* SafetensorsFolder::find(const std::string& name) const {
   const auto it = file_of_.find(name);
   return it == file_of_.end() ? nullptr : it->second;
+}
+
+const SafetensorsFile& SafetensorsFolder::get(const std::string& name) const {
+  if (const SafetensorsFile* file = find(name)) return *file;
+  throw InputError(str(path_, ": has no tensor '", name, "'"));
 }
 
 std::vector<std::string> SafetensorsFolder::names() const {

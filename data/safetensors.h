@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/non_copyable.h"
 #include "core/tensor.h"
+#include "sys/files.h"
 #include "sys/input_file.h"
 
 namespace cohort {
@@ -25,6 +27,7 @@ struct TensorSource {
   Shape shape;
   std::string type;              // in the file: "F16" or a type with a DType ("F32", "BF16", ...)
   std::function<Tensor()> make;  // its result is converted to `type`, rounded to nearest even
+  int64_t bytes() const;         // in the file
 };
 // The name of a dtype in such a file, "F32".
 const char* stored_name(DType dtype);
@@ -32,7 +35,26 @@ const char* stored_name(DType dtype);
 // to nearest even. `name` is for messages. Throws InputError as write_sharded() does, and for a
 // number that is not finite, or not as `type`.
 Tensor stored_values(const Tensor& tensor, const std::string& type, const std::string& name);
-// Writes in the given order and flushes to disk (fsync). Throws Error with the path and the
+// A file whose tensors are written one by one.
+class SafetensorsWriter : NonCopyable {
+ public:
+  // Creates the file and writes its header.
+  SafetensorsWriter(const std::string& path, const std::vector<TensorSource>& tensors);
+  // Makes and writes the next of these tensors.
+  void append(const TensorSource& tensor);
+  void finish();  // flushes to disk (fsync)
+
+ private:
+  DurableFile file_;
+};
+// The name of file `number` of `count`, from 1, or of the only one: STEM.safetensors.
+std::string shard_name(const std::string& stem, int64_t number, int64_t count);
+// Writes STEM.safetensors.index.json, for the tensors of each of the named files, and returns its
+// name.
+std::string write_index(
+    const std::string& dir, const std::string& stem,
+    const std::vector<std::pair<std::string, std::vector<TensorSource>>>& files);
+// Writes in the given order and flushes to disk. Throws Error with the path and the
 // system's reason.
 void write_sources(const std::string& path, const std::vector<TensorSource>& tensors);
 // Writes DIR/STEM.safetensors or, for more than `shard_bytes` of tensors, the shards
@@ -67,6 +89,8 @@ class SafetensorsFile {
   // Reads rows first .. first + out.dim(0) - 1 of a tensor into `out` (contiguous, on any device),
   // converted to its dtype. Makes no other full copy.
   void read_rows(const std::string& name, int64_t first, Tensor& out) const;
+  // Likewise elements first .. first + out.numel() - 1 in row-major order, into `out` [n].
+  void read_range(const std::string& name, int64_t first, Tensor& out) const;
 
  private:
   struct StoredType {
@@ -107,6 +131,8 @@ class SafetensorsFolder {
 
   // The file that holds a tensor; nullptr: none does.
   const SafetensorsFile* find(const std::string& name) const;
+  // The same; throws InputError if none does.
+  const SafetensorsFile& get(const std::string& name) const;
   std::vector<std::string> names() const;
   // The names of the files with tensors, sorted.
   const std::vector<std::string>& files() const { return file_names_; }

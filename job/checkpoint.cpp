@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "core/log.h"
@@ -12,6 +13,7 @@
 #include "data/chat_examples.h"
 #include "data/class_examples.h"
 #include "job/resources.h"
+#include "job/sharded_state.h"
 #include "nn/quantized_folder.h"
 
 namespace cohort {
@@ -30,9 +32,11 @@ NamedFiles text_files(const Tokenizer& tokenizer) {
   std::erase_if(files, [](const auto& file) { return file.first == kGeneration; });
   return files;
 }
-// Files of every checkpoint besides the manifest, the weights and the tokenizer's files.
-constexpr const char* kMembers[] = {"training/optimizer.safetensors", "config.json",
-                                    "training/state.json"};
+// Files of every checkpoint besides the manifest, the weights, the tokenizer's files and the
+// optimizer's state.
+constexpr const char* kMembers[] = {"config.json", "training/state.json"};
+constexpr const char* kState[] = {"training/optimizer.safetensors",
+                                  "training/optimizer.safetensors.index.json"};
 // Weights in one file, in shards, or those of an adapter; a tokenizer of one file or of several.
 constexpr const char* kAdapter[] = {"adapter_model.safetensors", "adapter_config.json"};
 const std::vector<std::string> kAlternatives[] = {
@@ -81,16 +85,21 @@ std::vector<fs::path> list_stages(const std::string& run_dir) {
 }
 
 // Lists the files that have just been written, not leftovers that could not be removed.
-void write_manifest(const fs::path& dir, std::vector<std::string> names) {
-  Json files;
-  names.insert(names.end(), std::begin(kMembers), std::end(kMembers));
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
+// `state`: those with the optimizer's state, in `training`.
+void write_manifest(const fs::path& dir, const std::vector<std::string>& names,
+                    const std::vector<WrittenFile>& state) {
+  std::map<std::string, std::pair<int64_t, std::string>> sums;  // bytes, checksum
+  const auto add = [&](const std::string& name) {
     const std::string path = dir / name;
-    Json file;
-    file.set("bytes", readable_size(path)).set("xxh3", file_checksum(path));
-    files.set(name, std::move(file));
-  }
+    sums[name] = {readable_size(path), file_checksum(path)};
+  };
+  for (const std::string& name : names) add(name);
+  for (const char* name : kMembers) add(name);
+  for (const auto& [name, bytes, sum] : state) sums[kTraining + name] = {bytes, sum};
+  if (path_exists(dir / kState[1])) add(kState[1]);
+  Json files;
+  for (const auto& [name, sum] : sums)
+    files.set(name, Json().set("bytes", sum.first).set("xxh3", sum.second));
   Json manifest;
   manifest.set("format", kFormat).set("threads", num_threads()).set("files", std::move(files));
   write_file_durable((dir / "manifest.json").string(), manifest.dump(2) + "\n");
@@ -292,6 +301,14 @@ NamedFiles served_files(const CheckpointView& view) {
   return files;
 }
 
+std::vector<WrittenFile> write_state(const CheckpointView& view, const std::string& training) {
+  if (view.comm != nullptr)
+    return write_sharded_state(view.optimizer, view.model.parameters(), *view.comm, training);
+  const std::string name = "optimizer.safetensors", path = training + "/" + name;
+  write_sources(path, view.optimizer.state_sources());
+  return {{name, readable_size(path), file_checksum(path)}};
+}
+
 void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   make_directory(dir);
   const std::string name = step_name(view.state.step);
@@ -310,7 +327,7 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
     save_adapter_tensors(view.model, *view.reference_adapters, training / "reference.safetensors");
     files.push_back("training/reference.safetensors");
   }
-  write_sources(training / "optimizer.safetensors", view.optimizer.state_sources());
+  const std::vector<WrittenFile> state = write_state(view, training);
   write_json("config.json", saved_config(view.model, &view.tokenizer));
   if (save_precision(view.model.config().precision, temporary)) files.emplace_back(kPrecisionFile);
   for (const auto& [file, content] : served_files(view)) {
@@ -319,7 +336,7 @@ void write_checkpoint(const std::string& dir, const CheckpointView& view, int64_
   }
   write_json("training/state.json", view.state.to_json());
   sync_directory(training.string());
-  write_manifest(temporary, std::move(files));
+  write_manifest(temporary, files, state);
   sync_directory(temporary.string());
   // The step may exist already: a damaged one that the run discarded. newest_checkpoint() knows the
   // temporary name of the old one.
@@ -339,7 +356,7 @@ int64_t tensor_bytes(const CheckpointView& view) {
   const bool twice = view.reference != nullptr || view.reference_adapters != nullptr;
   for (const NamedParameter& p : view.model.parameters())
     if (p.trained()) bytes += (twice ? 2 : 1) * p.value.nbytes();
-  for (const TensorSource& source : view.optimizer.state_sources()) bytes += source.make().nbytes();
+  for (const TensorSource& source : view.optimizer.state_sources()) bytes += source.bytes();
   return bytes;
 }
 
@@ -365,6 +382,10 @@ bool is_full(const std::string& reason) {
 void save_checkpoint(const std::string& dir, const CheckpointView& view, int64_t keep_last) {
   ++g_saving;
   const OnExit end([] { --g_saving; });
+  if (view.comm != nullptr && view.comm->rank() != 0) {
+    write_state(view, (fs::path(dir) / (kTemporary + step_name(view.state.step)) / "training"));
+    return;
+  }
   try {
     write_checkpoint(dir, view, keep_last);
   } catch (const Error& e) {
@@ -415,6 +436,7 @@ void verify_files(const Json& manifest, const std::string& path) {
       throw InputError(str("damaged checkpoint: ", path, " does not list ", names[0]));
   };
   for (const std::vector<std::string>& names : kAlternatives) require(names);
+  require({member_name(kState[0], format), kState[1]});
   for (const char* member : kMembers) require({member_name(member, format)});
   if (lists(kAdapter[0])) require({kAdapter[1]});
   for (const auto& [name, file] : files.as_object()) {

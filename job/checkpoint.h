@@ -6,7 +6,8 @@
 //   manifest.json          format, and size and checksum of every other file
 //   training/              what only a resume needs:
 //     reference.safetensors  the present reference policy, where there is one
-//     optimizer.safetensors  the optimizer's state, for a bit-exact resume
+//     optimizer.safetensors  the optimizer's state, for a bit-exact resume; of sharded state in
+//                            files of several ranks, with their index (job/sharded_state.h)
 //     state.json
 //
 // A model with adapters has adapter_model.safetensors and adapter_config.json (PEFT's format) in
@@ -79,7 +80,7 @@ struct CheckpointView {
   const Transformer& model;
   const Transformer* reference;  // nullptr: none
   const Tokenizer& tokenizer;
-  const Optimizer& optimizer;
+  Optimizer& optimizer;
   const TrainState& state;  // with its `base` if the model has adapters
   // Transformer::adapters() of the reference of a model with adapters, whose `reference` is
   // nullptr; nullptr: none.
@@ -87,8 +88,13 @@ struct CheckpointView {
   // The data that was trained on. generation_config.json names the token that ends a turn of
   // conversations beside the end of sequence. nullptr: not known.
   const DataConfig* data = nullptr;
+  // The ranks over which the optimizer's state is sharded; nullptr: it is not.
+  Communicator* comm = nullptr;
 };
 
+// With a `comm` every rank calls this, and rank 0 does what follows; the others write their part of
+// the optimizer's state, and throw if rank 0 or another of them does before it is written.
+//
 // Saves DIR/step-N, then removes all checkpoints but the last `keep_last` and the best, leftovers
 // of a killed process, and, if the run is finished, checkpoints of later steps, which it discarded.
 // A failure leaves no part of the new one; the error of a full disk says what may be deleted.

@@ -118,6 +118,28 @@ std::string choose_micro_batch(TrainConfig& config, const StagePreview& stage, i
              any ? "" : ", which is too little");
 }
 
+// The first kind that fits with the state on the device, else the smallest.
+std::string choose_sharding(TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                            int64_t available) {
+  Sharding& sharding = config.optimizer.sharding;
+  if (sharding != Sharding::kAuto) return "";
+  sharding = Sharding::kNone;
+  if (ranks == 1 || !device_named(config.device, "device").is_cuda()) return "";
+  const auto fits = [&](Sharding kind) {
+    TrainConfig tried = config;
+    tried.optimizer.sharding = kind;
+    tried.optimizer.storage.place = StatePlace::kDevice;
+    choose_micro_batch(tried, stage, ranks, available);
+    return memory_of(tried, stage, ranks, CacheSize::kSequence).peak() <=
+           fraction_of(kChosenFraction, available);
+  };
+  sharding = fits(Sharding::kOptimizer) ? Sharding::kOptimizer : Sharding::kGradients;
+  const OptimizerBytes bytes =
+      optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda(), ranks);
+  return str(entry_of(kShardingNames, sharding).name, ", of which each of ", ranks, " ranks holds ",
+             mib(bytes.memory + bytes.gradients));
+}
+
 std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                          const FreeMemory& free) {
   OptimizerStorage& storage = config.optimizer.storage;
@@ -144,7 +166,7 @@ std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t
     return "";
   int64_t& units = on_host.optimizer.storage.host_units;
   const auto pinned = [&] {
-    return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device).pinned;
+    return optimizer_bytes(on_host.optimizer, stage.model, config.dtype, device, ranks).pinned;
   };
   if (!fits(on_host, CacheSize::kSequence) || pinned() > fraction_of(kChosenFraction, free.host))
     return "";
@@ -243,8 +265,9 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
     if (config.batch.trainer == TrainerType::kClassify)
       memory.targets = 1 / (stage.lengths.mean_sequence - 1);
   }
-  const OptimizerBytes optimizer =
-      optimizer_bytes(config.optimizer, planned_model(config, stage), config.dtype, memory.device);
+  const OptimizerBytes optimizer = optimizer_bytes(config.optimizer, planned_model(config, stage),
+                                                   config.dtype, memory.device, ranks);
+  memory.gradients = optimizer.gradients;
   memory.optimizer = optimizer.memory;
   memory.optimizer_workspace = optimizer.workspace;
   memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
@@ -265,8 +288,10 @@ MemoryEstimate memory_of(const TrainConfig& config, const StagePreview& stage, i
 
 MemoryChoice choose_by_memory(TrainConfig& config, const StagePreview& stage, int64_t ranks,
                               const FreeMemory& free) {
-  std::string place = choose_place(config, stage, ranks, free);
-  return {choose_micro_batch(config, stage, ranks, free.device), std::move(place)};
+  std::string sharding = choose_sharding(config, stage, ranks, free.device),
+              place = choose_place(config, stage, ranks, free);
+  return {choose_micro_batch(config, stage, ranks, free.device), std::move(place),
+          std::move(sharding)};
 }
 
 int64_t updates_per_step(const TrainConfig& config) {
@@ -348,8 +373,8 @@ InferencePlan plan_inference(const ModelConfig& model, int64_t length, const Gpu
 }
 
 int64_t host_memory(const TrainConfig& config, const ModelConfig& model, int64_t processes) {
-  const OptimizerBytes optimizer =
-      optimizer_bytes(config.optimizer, model, config.dtype, device_named(config.device, "device"));
+  const OptimizerBytes optimizer = optimizer_bytes(
+      config.optimizer, model, config.dtype, device_named(config.device, "device"), processes);
   return processes * (kProcessBytes + optimizer.host + optimizer.pinned);
 }
 

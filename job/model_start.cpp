@@ -143,8 +143,9 @@ void load_data(const StageSetup& setup, ModelStart& start, LoadedModel& loaded) 
 void make_learner(const StageSetup& setup, ModelStart& start, std::unique_ptr<Transformer> model) {
   const TrainConfig& config = setup.config;
   if (setup.device.is_cuda())
-    start.pinned =
-        optimizer_bytes(config.optimizer, model->config(), config.dtype, setup.device).pinned;
+    start.pinned = optimizer_bytes(config.optimizer, model->config(), config.dtype, setup.device,
+                                   setup.comm.size())
+                       .pinned;
   if (const int64_t free = free_memory(Device{}); start.pinned > free)
     throw InputError(str("optimizer.place: host needs ", mib(start.pinned),
                          " of page-locked memory, and ", mib(free),
@@ -156,6 +157,14 @@ void make_learner(const StageSetup& setup, ModelStart& start, std::unique_ptr<Tr
   if (start.pinned > 0 && setup.is_main())
     logging::info("optimizer.place: host: ", mib(start.pinned),
                   " of page-locked memory, locked in ", score_text(clock.lap(), 1), " s");
+}
+
+// Loads the state of the start's checkpoint, and with it the masters of the weights.
+void load_optimizer(const StageSetup& setup, ModelStart& start) {
+  Optimizer& optimizer = start.learner->optimizer();
+  optimizer.load(SafetensorsFolder(training_folder(start.checkpoint), "optimizer"),
+                 start.state.updates);
+  optimizer.gather_weights(setup.comm);
 }
 
 // Sets the environment and the criterion, and loads eval.sets, of the files of the stage's start.
@@ -210,9 +219,11 @@ void check_equal_starts(Communicator& comm, const ModelStart& start) {
   for (const EvalSet& set : start.sets) data += set.fingerprint;
   for (const auto& [name, content] : start.data.tokenizer->files()) data += name + content;
   const Transformer &model = start.learner->model(), *reference = start.reference->policy().model;
+  const Optimizer& optimizer = start.learner->optimizer();
   const std::pair<const char*, uint64_t> parts[] = {
       {"weights", checksum_of(model)},
-      {"optimizer state", checksum_of(start.learner->optimizer().state_sources())},
+      // Each rank has read its own part of a sharded one.
+      {"optimizer state", optimizer.is_sharded() ? 0 : checksum_of(optimizer.state_sources())},
       {"data", checksum(data)},
       {"reference weights",
        reference == nullptr || reference == &model ? 0 : checksum_of(*reference)}};
@@ -359,9 +370,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   load_data(setup, *this, loaded);
   reference.emplace(setup, *loaded.model, checkpoint, data, state);
   make_learner(setup, *this, std::move(loaded.model));
-  if (!checkpoint.empty())
-    learner->optimizer().load(
-        SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"), state.updates);
+  if (!checkpoint.empty()) load_optimizer(setup, *this);
   if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
   if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)

@@ -87,6 +87,7 @@ bool changes_no_update(std::string_view key) {
                                         "data.fingerprint",
                                         "micro_batch_tokens",
                                         "model.recompute",
+                                        "sharding",
                                         "optimizer.place",
                                         "optimizer.host_units"};
   if (key.starts_with("stages.")) key.remove_prefix(key.find('.', 7) + 1);
@@ -134,7 +135,8 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
 bool has_auto(const RunPlan& plan) {
   return std::ranges::any_of(plan.stages, [](const TrainConfig& config) {
     return !config.batch.micro_batch_tokens ||
-           (config.device != "cpu" && config.optimizer.storage.place == StatePlace::kAuto);
+           (config.device != "cpu" && (config.optimizer.storage.place == StatePlace::kAuto ||
+                                       config.optimizer.sharding == Sharding::kAuto));
   });
 }
 
@@ -142,9 +144,12 @@ bool has_auto(const RunPlan& plan) {
 // every rank calls it. Returns the choices, human-readable.
 std::string choose_for_ranks(RunPlan& plan, const std::vector<StagePreview>& preview,
                              ProcessGroup* group) {
-  for (TrainConfig& config : plan.stages)
-    if (config.device == "cpu" && config.optimizer.storage.place == StatePlace::kAuto)
-      config.optimizer.storage.place = StatePlace::kDevice;
+  for (TrainConfig& config : plan.stages) {
+    if (config.device != "cpu") continue;
+    OptimizerConfig& optimizer = config.optimizer;
+    if (optimizer.storage.place == StatePlace::kAuto) optimizer.storage.place = StatePlace::kDevice;
+    if (optimizer.sharding == Sharding::kAuto) optimizer.sharding = Sharding::kNone;
+  }
   if (!has_auto(plan)) return "";
   const auto comm =
       group == nullptr ? make_single_communicator() : make_communicator(*group, Device{});
@@ -158,24 +163,27 @@ std::string choose_for_ranks(RunPlan& plan, const std::vector<StagePreview>& pre
            host = -static_cast<double>(free_memory(Device{})) / ranks / host_ranks;
     reduce_in_place(*comm, {&device, &host}, Reduce::kMax);
     OptimizerStorage& storage = config.optimizer.storage;
-    double tokens = 0, recompute = 0, place = 0, units = 0;
+    double tokens = 0, recompute = 0, sharding = 0, place = 0, units = 0;
     if (!preview.empty()) {
       const MemoryChoice choice = choose_by_memory(
           config, preview[i], std::max<int64_t>(config.ranks, comm->size()),
           {.device = static_cast<int64_t>(-device), .host = static_cast<int64_t>(-host)});
-      for (const auto& [key, line] :
-           {std::pair("optimizer.place", choice.place), {"micro_batch_tokens", choice.micro_batch}})
+      for (const auto& [key, line] : {std::pair("sharding", choice.sharding),
+                                      {"optimizer.place", choice.place},
+                                      {"micro_batch_tokens", choice.micro_batch}})
         if (!line.empty())
           chosen += str(chosen.empty() ? "" : "\n", trainer_name(config.batch.trainer), ": ", key,
                         ": auto: ", line);
       tokens = static_cast<double>(config.batch.micro_batch());
       recompute = static_cast<double>(config.model.recompute);
+      sharding = static_cast<double>(config.optimizer.sharding);
       place = static_cast<double>(storage.place);
       units = static_cast<double>(storage.host_units);
     }
-    reduce_in_place(*comm, {&tokens, &recompute, &place, &units});
+    reduce_in_place(*comm, {&tokens, &recompute, &sharding, &place, &units});
     config.batch.micro_batch_tokens = static_cast<int64_t>(tokens);
     config.model.recompute = static_cast<Recompute>(static_cast<int>(recompute));
+    config.optimizer.sharding = static_cast<Sharding>(static_cast<int>(sharding));
     storage.place = static_cast<StatePlace>(static_cast<int>(place));
     storage.host_units = static_cast<int64_t>(units);
   }
@@ -298,6 +306,8 @@ Run Run::continue_or_create(RunPlan plan, ProcessGroup* group) {
     TrainConfig& config = plan.stages[i];
     const TrainConfig& before = recorded.stages[i];
     if (config.data.fingerprint.empty()) config.data.fingerprint = before.data.fingerprint;
+    if (config.optimizer.sharding == Sharding::kAuto)
+      config.optimizer.sharding = before.optimizer.sharding;
     OptimizerStorage& storage = config.optimizer.storage;
     if (storage.place == StatePlace::kAuto) {
       storage.place = before.optimizer.storage.place;

@@ -162,10 +162,11 @@ void Stage::save(bool finished) {
 
 void Stage::write_files(const std::string& dir) {
   saved_step_ = state_.step;
-  if (!is_main()) return;
+  const bool is_sharded = learner().optimizer().is_sharded();
+  if (!is_main() && !is_sharded) return;
   save_checkpoint(dir + "/checkpoints",
                   {model(), start_.reference->saved(), *data().tokenizer, learner().optimizer(),
-                   state_, reference().start, &config_.data},
+                   state_, reference().start, &config_.data, is_sharded ? &setup_.comm : nullptr},
                   config_.checkpoint.keep_last);
 }
 
@@ -179,6 +180,10 @@ void Stage::remember_step() {
 std::string Stage::save_after_failure() {
   if (!is_main() || state_.is_new() || complete_.step != state_.step) return "";
   if (saved_step_ == state_.step) return str("; step ", state_.step, " is saved");
+  if (learner().optimizer().is_sharded())
+    return str("; step ", state_.step,
+               " is not saved: the ranks have the optimizer's state together",
+               saved_step_ > 0 ? str("; step ", saved_step_, " is saved") : "");
   if (learner().optimizer().updates() != state_.updates)
     return str("; the updates that step ", state_.step + 1, " has made are lost");
   Json report = std::move(state_.report);

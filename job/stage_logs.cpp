@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "core/log.h"
 #include "job/memory_plan.h"
 #include "job/trace_file.h"
+#include "trainers/across_ranks.h"
 
 namespace cohort {
 namespace {
@@ -47,15 +49,22 @@ StageLogs::StageLogs(const StageSetup& setup, ModelStart& start) : setup_(setup)
   events_.emplace(setup.dir, kept + 1);
 }
 
+// Rank 0 has all weights, and each rank its part of the masters of a sharded optimizer.
+bool StageLogs::measures() const {
+  return writes_ || (start_.learner->optimizer().is_sharded() && setup_.replay == nullptr);
+}
+
 void StageLogs::begin_step() {
-  if (!writes_) return;
-  if (state_.step == trace_begin_) trace_.emplace(setup_.device);
-  if ((state_.step + 1) % kMeasuredSteps == 0)
-    weights_ = start_.learner->optimizer().sample_weights();
+  if (writes_ && state_.step == trace_begin_) trace_.emplace(setup_.device);
+  measured_ = measures() && (state_.step + 1) % kMeasuredSteps == 0;
+  if (measured_) weights_ = start_.learner->optimizer().sample_weights();
 }
 
 void StageLogs::end_step(Metrics metrics, double learning_rate, double seconds) {
-  if (!writes_) return;
+  if (!writes_) {
+    if (measured_) add_update_size(metrics, learning_rate);
+    return;
+  }
   const TrainConfig& config = setup_.config;
   if (start_.pinned > 0 && ++steps_ == 3) {
     const double streaming = streaming_seconds(start_.pinned),
@@ -134,18 +143,21 @@ void StageLogs::write(const Json& line) {
 void StageLogs::add_update_size(Metrics& metrics, double learning_rate) {
   constexpr int64_t kSteps = 50;
   constexpr double kTiny = 1e-6, kPeakFraction = 0.1;
-  Moments change, weights;
-  if (!weights_.empty()) {
-    const std::vector<double> now = start_.learner->optimizer().sample_weights();
+  double change = 0, weights = 0;  // squares
+  const bool measured = std::exchange(measured_, false);
+  if (measured) {
+    const Optimizer& optimizer = start_.learner->optimizer();
+    const std::vector<double> now = optimizer.sample_weights();
     for (size_t i = 0; i < now.size(); ++i) {
-      change.add(now[i] - weights_[i]);
-      weights.add(weights_[i]);
+      change += (now[i] - weights_[i]) * (now[i] - weights_[i]);
+      weights += weights_[i] * weights_[i];
     }
     weights_.clear();
+    if (optimizer.is_sharded()) reduce_in_place(setup_.comm, {&change, &weights});
   }
-  const bool measured = change.count > 0;
-  const double norm = measured ? std::sqrt(change.squares) : std::nan(""),
-               ratio = norm / std::sqrt(weights.squares);
+  if (!writes_) return;
+  const double norm = measured ? std::sqrt(change) : std::nan(""),
+               ratio = norm / std::sqrt(weights);
   metrics.add("update/norm", norm);
   metrics.add("update/relative", ratio);
   if (!measured || tiny_updates_ < 0 || metrics.find("num_updates") == 0.0 ||

@@ -17,7 +17,8 @@ class StageLogs : NonCopyable {
   // Continues the files after the state of `start`. Other ranks than 0, and replays, have none, and
   // all calls do nothing there.
   StageLogs(const StageSetup& setup, ModelStart& start);
-  // Around a step: traces it if that is due, and every few steps measures how the weights change.
+  // Around a step: traces it if that is due, and every few steps measures how the weights change,
+  // for which every rank calls both.
   void begin_step();
   // `metrics` of the step that is now the state's, which took `seconds`.
   void end_step(Metrics metrics, double learning_rate, double seconds);
@@ -33,6 +34,7 @@ class StageLogs : NonCopyable {
 
  private:
   void write(const Json& line);
+  bool measures() const;
   void add_update_size(Metrics& metrics, double learning_rate);
 
   const StageSetup& setup_;
@@ -43,6 +45,7 @@ class StageLogs : NonCopyable {
   std::optional<EventFile> events_;
   int64_t steps_ = 0;            // made by this process
   int64_t tiny_updates_ = 0;     // steps in a row whose relative update is too small; -1: reported
+  bool measured_ = false;        // the size of the present step
   std::vector<double> weights_;  // Optimizer::sample_weights() before a step whose size is measured
   int64_t trace_begin_ = -1, trace_end_ = -1;  // steps
   std::optional<Trace> trace_;                 // trace in progress

@@ -71,9 +71,13 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
   const int64_t tokens = shape.micro_batch_tokens;
   DryModel dry(config, dtype, tokens, shape.targets, shape.device);
   out.parameters = dry.model_bytes;
-  const std::vector<UnitGradients> gradients = dry.model.parameters().allocate_gradients();
-  out.gradients = dry.live();
-  dry.before += out.gradients;
+  const ParameterSet& set = dry.model.parameters();
+  std::vector<Tensor> gradients;
+  for (size_t unit = 0; unit < set.units().size(); ++unit)
+    gradients.push_back(set.allocate_gradients(unit));
+  const int64_t of_one_rank = dry.live();
+  out.gradients = shape.gradients > 0 ? shape.gradients : of_one_rank;
+  dry.before += of_one_rank;
   if (tokens == 0 || config.num_logits() == 0) return;
   const Tensor weights =
       Tensor::empty({dry.batch.num_targets()}, accumulate_dtype(dtype), shape.device);

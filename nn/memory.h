@@ -42,7 +42,8 @@ struct MemoryShape {
   // A model that is held beside the one in training; nullopt: none.
   std::optional<ModelConfig> reference = {};
   bool distills = false;  // the head holds logits of the reference beside its own
-  int64_t optimizer = 0, optimizer_workspace = 0;  // bytes: OptimizerBytes::memory and workspace
+  // Bytes: OptimizerBytes::memory, workspace and gradients; 0 gradients: those of one rank.
+  int64_t optimizer = 0, optimizer_workspace = 0, gradients = 0;
   Device device = {};
 };
 

@@ -56,7 +56,7 @@ Tensor vector_values(const ParameterLeaf& leaf, const Shape& shape, uint64_t see
 void ParameterSet::begin_unit() {
   const ParameterUnit& last = units_.back();
   end_ = last.end;
-  units_.push_back({last.end, last.end, last.end_leaf, last.end_leaf});
+  units_.push_back({last.end, last.end, last.end_leaf, last.end_leaf, 0});
 }
 
 Variable ParameterSet::add(const ParameterSpec& spec) {
@@ -86,9 +86,12 @@ ParameterLeaf ParameterSet::add_leaf(const ParameterSpec& spec) {
   end_ = flat_index + value.numel();
   units_.back().end = round_up(end_, kUnitAlignment);
   units_.back().end_leaf = trained_.size();
+  const int64_t gradient_begin = units_.back().gradients;
+  if (trained) units_.back().gradients += round_up(all.numel(), kLeafAlignment);
   kernels::QuantizedWeight quantized;
   if (is_quantized) quantized = kernels::QuantizedWeight::empty(spec.format, spec.shape, device_);
-  return {leaf, quantized, spec.use, spec.init, spec.role, flat_index, spec.values, spec.dtype};
+  return {leaf,       quantized,   spec.use,   spec.init,     spec.role,
+          flat_index, spec.values, spec.dtype, gradient_begin};
 }
 
 void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, int64_t first_row,
@@ -116,16 +119,18 @@ void ParameterSet::add_rows(const ParameterLeaf& leaf, const std::string& name, 
         normal_values(value.shape(), leaf.init, *seed_, stream).to(DType::kF32), base_format_));
   else if (seed_)
     value.copy_(normal_values(value.shape(), leaf.init, *seed_, stream).to(dtype_));
-  parameters_.push_back({.name = name,
-                         .value = value,
-                         .quantized = quantized,
-                         .leaf = leaf.variable,
-                         .first_row = first_row,
-                         .use = leaf.use,
-                         .role = leaf.role,
-                         .unit = units_.size() - 1,
-                         .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0)),
-                         .dtype = leaf.dtype});
+  parameters_.push_back(
+      {.name = name,
+       .value = value,
+       .quantized = quantized,
+       .leaf = leaf.variable,
+       .first_row = first_row,
+       .use = leaf.use,
+       .role = leaf.role,
+       .unit = units_.size() - 1,
+       .flat_index = leaf.flat_index + first_row * (all.numel() / all.dim(0)),
+       .gradient_begin = leaf.gradient_begin + first_row * (all.numel() / all.dim(0)),
+       .dtype = leaf.dtype});
   if (is_adapter) ++adapters_;
 }
 
@@ -136,31 +141,32 @@ std::vector<Tensor> ParameterSet::gradients() const {
   return out;
 }
 
-std::vector<UnitGradients> ParameterSet::allocate_gradients() const {
-  std::vector<UnitGradients> out;
-  for (const ParameterUnit& unit : units_) {
-    UnitGradients gradients;
-    int64_t end = 0;
-    for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i)
-      gradients.ends.push_back(
-          end += round_up(trained_[i].value().with_padding().numel(), kLeafAlignment));
-    if (end == 0) continue;
-    gradients.all = Tensor::empty({end}, accumulate_dtype(dtype_), device_);
-    int64_t begin = 0;
-    for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i) {
-      const Tensor& value = trained_[i].value();
-      const Shape shape = value.with_padding().shape();
-      const int64_t next = gradients.ends[i - unit.first_leaf];
-      trained_[i].set_grad_storage(gradients.all.narrow(0, begin, shape.numel())
-                                       .reshape(shape)
-                                       .hide_padding(0, value.dim(0)));
-      // Padding of rows and of the leaf, which no backward writes.
-      gradients.all.narrow(0, begin + value.numel(), next - begin - value.numel()).zero_();
-      begin = next;
-    }
-    out.push_back(std::move(gradients));
+int64_t ParameterSet::slice_size(size_t unit, int64_t slices) const {
+  return round_up(ceil_div(units_[unit].gradients, slices), kLeafAlignment);
+}
+
+Tensor ParameterSet::allocate_gradients(size_t unit, int64_t slices) const {
+  const size_t first = units_[unit].first_leaf, last = units_[unit].end_leaf;
+  Tensor all =
+      Tensor::empty({slices * slice_size(unit, slices)}, accumulate_dtype(dtype_), device_);
+  int64_t begin = 0;
+  for (size_t i = first; i < last; ++i) {
+    const Tensor& value = trained_[i].value();
+    const Shape shape = value.with_padding().shape();
+    const int64_t end =
+        i + 1 == last ? all.numel() : begin + round_up(shape.numel(), kLeafAlignment);
+    trained_[i].set_grad_storage(
+        all.narrow(0, begin, shape.numel()).reshape(shape).hide_padding(0, value.dim(0)));
+    // Padding, which no backward writes.
+    all.narrow(0, begin + value.numel(), end - begin - value.numel()).zero_();
+    begin = end;
   }
-  return out;
+  return all;
+}
+
+void ParameterSet::free_gradients(size_t unit) const {
+  for (size_t i = units_[unit].first_leaf; i < units_[unit].end_leaf; ++i)
+    trained_[i].set_grad_storage({});
 }
 
 void ParameterSet::free_gradients() const {

@@ -66,7 +66,8 @@ struct NamedParameter {
   ParameterUse use = ParameterUse::kVector;
   ParameterRole role = ParameterRole::kTrained;
   size_t unit = 0;
-  int64_t flat_index = 0;  // its first element
+  int64_t flat_index = 0;      // its first element
+  int64_t gradient_begin = 0;  // that of its gradient among its unit's, if it is trained
   ParameterDType dtype = ParameterDType::kOfSet;
 
   bool trained() const { return leaf.requires_grad(); }
@@ -84,19 +85,16 @@ struct ParameterLeaf {
   int64_t flat_index = 0;
   InitialValues values = InitialValues::kOfUse;
   ParameterDType dtype = ParameterDType::kOfSet;
+  int64_t gradient_begin = 0;
 };
 
-// Flat indices [begin, end), and trained leaves [first_leaf, end_leaf).
+// Flat indices [begin, end), and trained leaves [first_leaf, end_leaf), whose gradients have
+// `gradients` elements together: each begins at a multiple of kLeafAlignment elements, and ends
+// with its padding.
 struct ParameterUnit {
   int64_t begin = 0, end = 0;
   size_t first_leaf = 0, end_leaf = 0;
-};
-
-// The storage of the gradients of a unit's trained leaves: [n] in accumulate_dtype(). That of its
-// leaf i begins at a multiple of kLeafAlignment elements, and ends at ends[i] with its padding.
-struct UnitGradients {
-  Tensor all;
-  std::vector<int64_t> ends;
+  int64_t gradients = 0;
 };
 
 class ParameterSet {
@@ -142,10 +140,15 @@ class ParameterSet {
   // The leaves that are trained, in order.
   const std::vector<Variable>& trained() const { return trained_; }
 
-  // Allocates the gradients of the trained leaves, which count as zeros: see Variable::zero_grad().
-  // Units without a trained leaf are left out.
-  std::vector<UnitGradients> allocate_gradients() const;
-  // The gradients of the leaves no longer exist; grad() of a leaf would allocate new ones.
+  // Allocates the gradients of a unit's trained leaves, which count as zeros (Variable::zero_grad()),
+  // in one tensor [slices * slice_size()] in accumulate_dtype(), which is returned; behind the last
+  // one are zeros.
+  Tensor allocate_gradients(size_t unit, int64_t slices = 1) const;
+  // Elements of a unit's gradients in each of `slices` equal slices, a multiple of kLeafAlignment.
+  int64_t slice_size(size_t unit, int64_t slices) const;
+  // The gradients of the unit's leaves, or of all, no longer exist; grad() of a leaf would allocate
+  // new ones.
+  void free_gradients(size_t unit) const;
   void free_gradients() const;
 
   kernels::WeightFormat base_format() const { return base_format_; }

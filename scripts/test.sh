@@ -14,7 +14,7 @@ Installs missing packages, builds a preset (default cpu) and runs its tests.
 
 Examples:
   scripts/test.sh -- -L fast              the quick tests
-  scripts/test.sh -- -R GradReducer -V    selected tests, with their output
+  scripts/test.sh -- -R Sharding -V       selected tests, with their output
 TEXT
 }
 bad_usage() {

@@ -6,30 +6,37 @@
 
 namespace cohort {
 
-Optimizer::Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed)
-    : config_(config), seed_(seed) {
-  for (const NamedParameter& p : parameters) {
-    if (!p.trained()) continue;
-    const DType accumulated = accumulate_dtype(p.value.dtype());
-    const bool small = config.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32,
-               on_host = config.storage.on_host(p.unit);
-    const auto zeros = [&](const Shape& shape, DType dtype) {
-      return on_host ? Tensor::pinned(shape, dtype) : Tensor::zeros(shape, dtype, p.value.device());
+Optimizer::Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed,
+                     int rank, int ranks)
+    : config_(config),
+      seed_(seed),
+      ranks_(ranks),
+      set_(parameters),
+      parts_(parts_of_rank(parameters, rank, ranks)) {
+  for (const ParameterPart& part : parts_) {
+    const NamedParameter& p = set_[part.parameter];
+    const bool on_host = config.storage.on_host(p.unit);
+    const auto zeros = [&](int64_t count, DType dtype) {
+      return on_host ? Tensor::pinned({count}, dtype)
+                     : Tensor::zeros({count}, dtype, p.value.device());
     };
-    const DType moments = small ? DType::kBF16 : accumulated;
-    parameters_.push_back(p);
-    tensors_.push_back({.param = p.value,
-                        .m = zeros(p.value.shape(), moments),
-                        .v = zeros(p.value.shape(), moments),
-                        .weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay,
-                        .low_bits = p.value.dtype() == accumulated
-                                        ? Tensor()
-                                        : zeros({2 * p.value.numel()}, DType::kU8),
-                        .unit = p.unit,
-                        .flat_index = p.flat_index});
+    kernels::AdamWTensor& t = tensors_.emplace_back();
+    t.param = part.of(p.value);
+    t.m = zeros(part.count, moments_of(p));
+    t.v = zeros(part.count, moments_of(p));
+    t.weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay;
+    if (p.value.dtype() == DType::kBF16) t.low_bits = zeros(2 * part.count, DType::kU8);
+    t.unit = p.unit;
+    t.flat_index = p.flat_index + part.begin;
     if (on_host) host_count_ = tensors_.size();
   }
   if (host_count_ > 0) host_state_.emplace(std::span(tensors_).first(host_count_));
+}
+
+DType Optimizer::moments_of(const NamedParameter& p) const {
+  const DType accumulated = accumulate_dtype(p.value.dtype());
+  const bool small = config_.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32;
+  return small ? DType::kBF16 : accumulated;
 }
 
 void Optimizer::allocate_workspace() {
@@ -39,9 +46,12 @@ void Optimizer::free_workspace() {
   if (host_state_) host_state_->free_buffers();
 }
 
-void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non_finite) {
+void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non_finite,
+                     std::span<const Tensor> gradients) {
   allocate_workspace();
-  for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].grad = parameters_[i].grad();
+  for (size_t i = 0; i < tensors_.size(); ++i)
+    tensors_[i].grad =
+        gradients.empty() ? parts_[i].of(set_[parts_[i].parameter].grad()) : gradients[i];
   const kernels::AdamWDesc desc{.learning_rate = learning_rate,
                                 .beta1 = config_.adam_beta1,
                                 .beta2 = config_.adam_beta2,
@@ -58,71 +68,156 @@ void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non
   ++updates_;
 }
 
+void Optimizer::gather_weights(Communicator& comm) const {
+  if (!is_sharded()) return;
+  const PartGather parts(set_, comm);
+  const auto weights_of = [&](const ParameterPart& piece) {
+    return piece.of(set_[piece.parameter].value);
+  };
+  std::vector<DType> dtypes{set_.dtype()};
+  if (accumulate_dtype(set_.dtype()) != set_.dtype())
+    dtypes.push_back(accumulate_dtype(set_.dtype()));
+  for (size_t unit = 0; unit < set_.units().size(); ++unit)
+    for (const DType dtype : dtypes)
+      parts.gather(unit, {.parameter = dtype,
+                          .dtype = dtype,
+                          .width = 1,
+                          .mine = weights_of,
+                          .store = [&](const ParameterPart& piece, const Tensor& values) {
+                            weights_of(piece).copy_(values);
+                          }});
+}
+
 std::vector<double> Optimizer::sample_weights() const {
   constexpr int64_t kSampled = 4096;  // elements per parameter
   if (host_state_) host_state_->synchronize();
   std::vector<double> out;
-  for (const kernels::AdamWTensor& t : tensors_) {
-    const int64_t all = t.param.numel(), n = std::min(kSampled, all), begin = (all - n) / 2;
-    Tensor weights = t.param.reshape({all}).narrow(0, begin, n).to(Device{});
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const kernels::AdamWTensor& t = tensors_[i];
+    const int64_t all = set_[parts_[i].parameter].value.numel(), n = std::min(kSampled, all),
+                  first = (all - n) / 2 - parts_[i].begin, begin = std::max<int64_t>(0, first),
+                  count = std::min(first + n, parts_[i].count) - begin;
+    if (count <= 0) continue;
+    Tensor weights = t.param.narrow(0, begin, count).to(Device{});
     if (t.low_bits.defined())
       weights =
-          kernels::combine_master(weights, t.low_bits.narrow(0, 2 * begin, 2 * n).to(Device{}));
+          kernels::combine_master(weights, t.low_bits.narrow(0, 2 * begin, 2 * count).to(Device{}));
     const double scale = std::sqrt(static_cast<double>(all) / static_cast<double>(n));
     for (const double weight : weights.to_vector<double>()) out.push_back(scale * weight);
   }
   return out;
 }
 
-std::vector<TensorSource> Optimizer::state_sources() const {
+size_t Optimizer::part_of(size_t parameter) const {
+  const auto part = std::ranges::lower_bound(parts_, parameter, {}, &ParameterPart::parameter);
+  return static_cast<size_t>(part - parts_.begin());
+}
+
+Optimizer::State Optimizer::state_of(const ParameterPart& piece) const {
+  const size_t i = part_of(piece.parameter);
+  const kernels::AdamWTensor& t = tensors_[i];
+  const int64_t begin = piece.begin - parts_[i].begin;
+  State out{t.m.narrow(0, begin, piece.count), t.v.narrow(0, begin, piece.count), {}};
+  if (t.low_bits.defined()) out.low_bits = t.low_bits.narrow(0, 2 * begin, 2 * piece.count);
+  return out;
+}
+
+std::vector<TensorSource> Optimizer::state_sources(std::optional<size_t> unit) const {
   if (host_state_) host_state_->synchronize();
   std::vector<TensorSource> out;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const kernels::AdamWTensor& t = tensors_[i];
-    const std::string& name = parameters_[i].name;
-    const auto add = [&](const char* suffix, DType dtype, std::function<Tensor()> make) {
-      out.push_back({name + suffix, t.param.shape(), stored_name(dtype), std::move(make)});
+  for (size_t i = 0; i < set_.size(); ++i) {
+    const NamedParameter& p = set_[i];
+    if (!p.trained() || (unit && p.unit != *unit)) continue;
+    const Shape shape = p.value.shape();
+    const auto state = [this, i] {
+      return is_sharded() ? gathered_.at(i)
+                          : state_of({.parameter = i, .count = set_[i].value.numel()});
     };
-    add(".m", t.m.dtype(), [&t] { return t.m; });
-    add(".v", t.v.dtype(), [&t] { return t.v; });
-    if (t.low_bits.defined())
-      add(".master", DType::kF32,
-          [&t] { return kernels::combine_master(t.param.to(Device{}), t.low_bits.to(Device{})); });
+    const auto add = [&](const char* suffix, DType dtype, std::function<Tensor()> make) {
+      out.push_back({p.name + suffix, shape, stored_name(dtype), std::move(make)});
+    };
+    add(".m", moments_of(p), [=] { return state().m.reshape(shape); });
+    add(".v", moments_of(p), [=] { return state().v.reshape(shape); });
+    if (p.value.dtype() == DType::kBF16)
+      add(".master", DType::kF32, [=, this] {
+        return kernels::combine_master(set_[i].value.to(Device{}), state().low_bits.to(Device{}));
+      });
   }
   return out;
 }
 
-void Optimizer::load(const SafetensorsFile& file, int64_t updates) {
-  // Accepted dtypes of a saved tensor: the accumulation dtype, or also bf16.
-  enum class Saved { kAccumulateDType, kOrBF16 };
-  const auto read = [&](const std::string& name, const Tensor& param, Saved accepted) {
-    Tensor saved = file.read(name);
-    const DType accumulated = accumulate_dtype(param.dtype());
-    if (saved.dtype() == DType::kBF16 && accepted == Saved::kOrBF16) saved = saved.to(DType::kF32);
-    if (saved.shape() != param.shape() || saved.dtype() != accumulated)
+void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
+  if (!is_sharded()) return;
+  if (host_state_) host_state_->synchronize();
+  if (comm.rank() == to) gathered_.clear();
+  for (size_t i = 0; comm.rank() == to && i < set_.size(); ++i) {
+    const NamedParameter& p = set_[i];
+    if (!p.trained() || p.unit != unit) continue;
+    State& state = gathered_[i];
+    for (Tensor* moment : {&state.m, &state.v})
+      *moment = Tensor::empty({p.value.numel()}, moments_of(p));
+    if (p.value.dtype() == DType::kBF16)
+      state.low_bits = Tensor::empty({2 * p.value.numel()}, DType::kU8);
+  }
+  const PartGather parts(set_, comm);
+  const auto gather = [&](DType parameter, DType dtype, int64_t width, Tensor State::*member) {
+    parts.gather(unit, {.parameter = parameter,
+                        .dtype = dtype,
+                        .width = width,
+                        .mine = [&](const ParameterPart& piece) { return state_of(piece).*member; },
+                        .store =
+                            [&](const ParameterPart& piece, const Tensor& values) {
+                              if (comm.rank() != to) return;
+                              piece.of(gathered_.at(piece.parameter).*member, width).copy_(values);
+                            }});
+  };
+  const DType accumulated = accumulate_dtype(set_.dtype());
+  const bool small = config_.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32;
+  for (const DType dtype : {set_.dtype(), accumulated}) {
+    for (Tensor State::*moment : {&State::m, &State::v})
+      gather(dtype, small ? DType::kBF16 : accumulated, 1, moment);
+    if (dtype == DType::kBF16) gather(dtype, DType::kU8, 2, &State::low_bits);
+    if (dtype == accumulated) break;
+  }
+}
+
+void Optimizer::load(const SafetensorsFolder& files, int64_t updates) {
+  for (size_t i = 0; i < tensors_.size(); ++i) load_part(files, i);
+  updates_ = updates;
+}
+
+void Optimizer::load_part(const SafetensorsFolder& files, size_t i) {
+  kernels::AdamWTensor& t = tensors_[i];
+  const NamedParameter& p = set_[parts_[i].parameter];
+  const DType accumulated = accumulate_dtype(p.value.dtype());
+  // Saved moments have the accumulation dtype, or are bf16.
+  const auto read = [&](const char* suffix, bool may_be_bf16) {
+    const std::string name = p.name + suffix;
+    const SafetensorsFile& file = files.get(name);
+    const DType dtype = file.dtype(name);
+    if (file.shape(name) != p.value.shape() ||
+        (dtype != accumulated && !(may_be_bf16 && dtype == DType::kBF16)))
       throw InputError(str("optimizer state '", name, "': expected ", dtype_name(accumulated),
-                           param.shape().str(), ", the checkpoint has ", saved.str()));
-    Tensor norm = Tensor::empty({1}, DType::kF64);
+                           p.value.shape().str(), ", the checkpoint has ", dtype_name(dtype),
+                           file.shape(name).str()));
+    Tensor saved = Tensor::empty({parts_[i].count}, accumulated),
+           norm = Tensor::empty({1}, DType::kF64);
+    file.read_range(name, parts_[i].begin, saved);
     kernels::grad_norm(norm, {&saved, 1});
     if (!std::isfinite(norm.item()))
       throw InputError(str("optimizer state '", name, "' holds a number that is not finite",
                            "; hint: resume from an earlier checkpoint"));
     return saved;
   };
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    kernels::AdamWTensor& t = tensors_[i];
-    const std::string& name = parameters_[i].name;
-    for (const auto& [suffix, moment] : {std::pair{".m", &t.m}, {".v", &t.v}})
-      moment->copy_(read(name + suffix, t.param, Saved::kOrBF16).to(moment->dtype()));
-    if (t.param.dtype() != DType::kBF16) continue;
-    const Tensor master = read(name + ".master", t.param, Saved::kAccumulateDType);
-    Tensor param = Tensor::empty(master.shape(), DType::kBF16),
-           low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
-    kernels::split_master(param, low_bits, master);
-    t.param.copy_(param);
-    t.low_bits.copy_(low_bits);
-  }
-  updates_ = updates;
+  t.m.copy_(read(".m", true).to(t.m.dtype()));
+  t.v.copy_(read(".v", true).to(t.v.dtype()));
+  if (!t.low_bits.defined()) return;
+  const Tensor master = read(".master", false);
+  Tensor param = Tensor::empty(master.shape(), DType::kBF16),
+         low_bits = Tensor::empty({2 * master.numel()}, DType::kU8);
+  kernels::split_master(param, low_bits, master);
+  t.param.copy_(param);
+  t.low_bits.copy_(low_bits);
 }
 
 }  // namespace cohort

@@ -21,7 +21,8 @@ Tensor elements(const Tensor& t, int64_t begin, int64_t count) {
 
 HostState::HostState(std::span<const kernels::AdamWTensor> tensors, int64_t chunk)
     : moments_(tensors[0].m.dtype()),
-      param_(tensors[0].param.dtype()),
+      has_low_bits_(std::ranges::any_of(
+          tensors, [](const kernels::AdamWTensor& t) { return t.low_bits.defined(); })),
       device_(tensors[0].param.device()),
       copies_(is_dry_run() ? make_direct_copies(device_, kBuffers)
                            : on_device<make_direct_copies, cuda::make_buffer_copies>(
@@ -48,7 +49,7 @@ void HostState::allocate_buffers() {
   while (buffers_.size() < std::min(kBuffers, chunks_.size()))
     buffers_.push_back({.m = Tensor::empty({chunk_size_}, moments_, device_),
                         .v = Tensor::empty({chunk_size_}, moments_, device_),
-                        .low_bits = param_ == DType::kBF16
+                        .low_bits = has_low_bits_
                                         ? Tensor::empty({2 * chunk_size_}, DType::kU8, device_)
                                         : Tensor()});
 }

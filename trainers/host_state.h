@@ -36,7 +36,7 @@ class HostState : NonCopyable {
  public:
   static constexpr int64_t kChunk = int64_t{16} << 20;  // elements
 
-  // The tensors have one dtype and device; their moments and low bits are in the host's memory
+  // The tensors have one device, and one dtype of moments. Moments and low bits are in the host's memory
   // (Tensor::pinned()). A chunk has at most `chunk` elements, a multiple of 64.
   explicit HostState(std::span<const kernels::AdamWTensor> tensors, int64_t chunk = kChunk);
 
@@ -61,7 +61,8 @@ class HostState : NonCopyable {
 
   std::vector<std::vector<Part>> chunks_;
   int64_t chunk_size_ = 0;  // elements of the largest
-  DType moments_, param_;
+  DType moments_;
+  bool has_low_bits_;  // some of the tensors
   Device device_;
   std::unique_ptr<BufferCopies> copies_;
   std::vector<Buffer> buffers_;

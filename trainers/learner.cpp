@@ -24,49 +24,52 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
       comm_(comm),
       max_grad_norm_(config.max_grad_norm),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
-      optimizer_(model_->parameters(), config, seed),
+      optimizer_(model_->parameters(), config, seed, is_sharded(config.sharding) ? comm.rank() : 0,
+                 is_sharded(config.sharding) ? comm.size() : 1),
       side_(comm.size() == 1
                 ? nullptr
                 : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
-                            cuda::make_side_stream>(model_->device(), model_->device())) {
-  const std::vector<Variable>& leaves = model_->parameters().trained();
-  for (size_t i = 0; i < leaves.size(); ++i)
-    leaves[i].on_gradient([this, i] {
-      if (reducer_ && last_micro_batch_) reducer_->mark_ready(static_cast<int64_t>(i));
-    });
-}
+                            cuda::make_side_stream>(model_->device(), model_->device())),
+      gradients_(model_->parameters(), comm, side_.get(), config.sharding) {}
 
+// If memory ends in one micro batch, the collective calls of the others are still made.
 void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                            Tensor& losses, std::vector<Tensor>& stats) {
-  losses = Tensor::empty({micro_batches}, accumulate_dtype(model_->dtype()), model_->device());
-  Stopwatch clock;
-  for (int64_t i = 0; i < micro_batches; ++i) {
-    last_micro_batch_ = i + 1 == micro_batches;
+  auto rounds = static_cast<double>(micro_batches);
+  if (gradients_.sums_each_micro_batch()) reduce_in_place(comm_, {&rounds}, Reduce::kMax);
+  std::optional<OutOfMemoryError> full;
+  const auto run = [&](int64_t i) {
+    Stopwatch clock;
+    if (!losses.defined())
+      losses = Tensor::empty({micro_batches}, accumulate_dtype(model_->dtype()), model_->device());
+    if (i == micro_batches) return;
     HeadLoss made = loss(i);
     losses.narrow(0, i, 1).copy_(made.loss);
     if (made.stats.defined()) stats.push_back(made.stats);
     clock.lap("forward");
     backward(std::move(made));
     clock.lap("backward");
+  };
+  for (int64_t i = 0; i < std::max<int64_t>(1, static_cast<int64_t>(rounds)); ++i) {
+    gradients_.begin_micro_batch(i + 1 >= micro_batches);
+    try {
+      if (!full) run(std::min(i, micro_batches));
+    } catch (const OutOfMemoryError& e) {
+      full = e;
+    }
+    gradients_.end_micro_batch();
   }
-  for (const Variable& leaf : model_->parameters().trained())
-    leaf.grad();  // zeros if no loss depends on it
+  if (full) throw *full;
 }
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const Accept& accept) {
   allocator(model_->device()).join_segments();
   const OnExit free_memory([this] {
-    reducer_.reset();
-    model_->parameters().free_gradients();
+    gradients_.free();
     optimizer_.free_workspace();
   });
-  std::vector<GradientBuffer> buffers;
-  on_all_ranks(comm_, [&] {
-    for (UnitGradients& unit : model_->parameters().allocate_gradients())
-      buffers.push_back({std::move(unit.all), std::move(unit.ends)});
-  });
-  reducer_.emplace(comm_, side_.get(), std::move(buffers));
+  on_all_ranks(comm_, [&] { gradients_.allocate(); });
   // A rank that runs out of memory makes the collective calls of the others, and tells them then.
   std::optional<OutOfMemoryError> full;
   const auto if_memory_lasts = [&](const std::function<void()>& work) {
@@ -80,33 +83,39 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   Tensor losses, norm = health_.narrow(0, 0, 1);
   std::vector<Tensor> stats;  // per micro batch
   if_memory_lasts([&] { backward_all(micro_batches, loss, losses, stats); });
-  last_micro_batch_ = false;
-  reducer_->finish();
+  gradients_.finish();
   Update out;
-  std::vector<double> numbers, health;
-  double refusals = 0;
+  std::vector<double> numbers;
+  double refusals = 0, squares = 0, bad_weights = 0;
   Stopwatch clock;
   if_memory_lasts([&] {
-    kernels::grad_norm(norm, model_->parameters().gradients());
+    kernels::grad_norm(norm, gradients_.slice_gradients());
     numbers = losses.to_vector<double>();
     for (const double number : numbers) out.loss += number;
     for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
     refusals = accept && !accept(out.stats) ? 1 : 0;
-    health = health_.to_vector<double>();
+    const std::vector<double> health = health_.to_vector<double>();
+    out.grad_norm = health[0];
+    squares = health[0] * health[0];
+    bad_weights = health[1];
     optimizer_.allocate_workspace();
   });
   double out_of_memory = full ? 1 : 0;
-  reduce_in_place(comm_, {&out.loss, &refusals, &out_of_memory});
+  reduce_in_place(comm_, {&out.loss, &refusals, &out_of_memory, &squares, &bad_weights});
   if (out_of_memory > 0) throw full ? *full : OutOfMemoryError("another rank is out of memory");
   out.refused = refusals != 0;
-  if (health[1] != 0) throw_bad_weights();  // first: bad losses may follow from it
+  if (bad_weights != 0) throw_bad_weights();  // first: bad losses may follow from it
   check_losses(out.loss, numbers);
-  out.grad_norm = health[0];
+  if (comm_.size() > 1) {  // each rank has that of its slices
+    out.grad_norm = std::sqrt(squares);
+    norm.fill_(out.grad_norm);
+  }
   check_gradients(out.grad_norm);
   out.made = !out.refused && out.grad_norm != 0;
   out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
-    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1));
+    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients());
+    optimizer_.gather_weights(comm_);
     model_->update_derived();
   }
   clock.lap("optimizer");
@@ -140,7 +149,9 @@ void Learner::within_memory(int64_t tokens, const std::function<int64_t(int64_t)
 }
 
 void Learner::check_weights() const {
-  if (health_.narrow(0, 1, 1).item() != 0) throw_bad_weights();
+  double bad = health_.narrow(0, 1, 1).item();
+  if (optimizer_.is_sharded()) reduce_in_place(comm_, {&bad}, Reduce::kMax);
+  if (bad != 0) throw_bad_weights();
 }
 
 // If one loss of one rank is not finite, the total is not finite on any rank: all ranks throw the
@@ -162,16 +173,16 @@ void Learner::check_losses(double total, const std::vector<double>& losses) cons
 
 void Learner::check_gradients(double norm) const {
   if (std::isfinite(norm)) return;
-  for (const NamedParameter& p : model_->parameters()) {
-    if (!p.trained()) continue;
-    for (const double g : p.grad().to_vector<double>())
-      if (!std::isfinite(g))
-        throw NonFiniteError(str("the gradient of ", p.name, " has a value of ", g,
-                                 "; nothing was updated; hint: a lower learning_rate, or a lower "
-                                 "max_grad_norm above 0"));
-  }
-  throw NonFiniteError(
-      str("the gradient norm is ", norm, "; nothing was updated; hint: a lower learning_rate"));
+  constexpr const char* kHint = "; nothing was updated; hint: a lower learning_rate";
+  std::string error;
+  const std::vector<Tensor> gradients = gradients_.gradients();
+  for (size_t i = 0; i < gradients.size() && error.empty(); ++i)
+    for (const double g : gradients[i].to_vector<double>())
+      if (error.empty() && !std::isfinite(g))
+        error = str("the gradient of ", model_->parameters()[gradients_.parts()[i].parameter].name,
+                    " has a value of ", g, kHint, ", or a lower max_grad_norm above 0");
+  error = first_text(comm_, error);
+  throw NonFiniteError(error.empty() ? str("the gradient norm is ", norm, kHint) : error);
 }
 
 }  // namespace cohort

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "core/non_copyable.h"
-#include "distributed/grad_reducer.h"
 #include "trainers/across_ranks.h"
 #include "trainers/optimizer.h"
+#include "trainers/shards.h"
 
 namespace cohort {
 
@@ -63,8 +63,8 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   };
   void set_memory_callbacks(MemoryCallbacks callbacks) { callbacks_ = std::move(callbacks); }
 
-  // Throws NonFiniteError if an update has made weights or moments that are not finite.
-  // Synchronizes with the device.
+  // Throws NonFiniteError, on every rank, if an update has made weights or moments that are not
+  // finite. Synchronizes with the device. Every rank calls it if the optimizer's state is sharded.
   void check_weights() const;
 
   Transformer& model() { return *model_; }
@@ -83,9 +83,8 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   Optimizer optimizer_;
-  const std::unique_ptr<SideStream> side_;  // where the reducer works; null: none
-  std::optional<GradReducer> reducer_;      // during an update
-  bool last_micro_batch_ = false;
+  const std::unique_ptr<SideStream> side_;  // where gradients are added over ranks; null: none
+  ShardedGradients gradients_;
   int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // limit for micro batches
   MemoryCallbacks callbacks_;
 };

@@ -3,23 +3,39 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "core/dry_run.h"
 
 namespace cohort {
 
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
-                               Device device) {
+                               Device device, int64_t ranks) {
   DryRun run(device);
   const Transformer dry(model, dtype, std::nullopt, device);
   const int64_t before = run.stats().live_bytes;
-  Optimizer optimizer(dry.parameters(), config);
-  OptimizerBytes out{.memory = run.stats().live_bytes - before,
-                     .pinned = run.pinned_stats().live_bytes};
-  for (const TensorSource& source : optimizer.state_sources()) out.saved += source.make().nbytes();
-  out.host = run.stats().peak_bytes - before - out.memory;
+  const auto live = [&] { return run.stats().live_bytes - before; };
+  Optimizer optimizer(dry.parameters(), config, 0, 0,
+                      is_sharded(config.sharding) ? static_cast<int>(ranks) : 1);
+  OptimizerBytes out{.memory = live(), .pinned = run.pinned_stats().live_bytes};
+  std::vector<int64_t> units(dry.parameters().units().size());
+  for (size_t unit = 0; unit < units.size(); ++unit)
+    for (const TensorSource& source : optimizer.state_sources(unit)) units[unit] += source.bytes();
+  out.saved = std::accumulate(units.begin(), units.end(), int64_t{0});
+  if (optimizer.is_sharded()) {
+    out.host = std::ranges::max(units);
+  } else {
+    for (const TensorSource& source : optimizer.state_sources()) source.make();
+    out.host = run.stats().peak_bytes - before - out.memory;
+  }
+  {
+    const std::vector<Tensor> gradients =
+        allocate_most_gradients(dry.parameters(), config.sharding, ranks);
+    out.gradients = live() - out.memory;
+    dry.parameters().free_gradients();
+  }
   optimizer.allocate_workspace();
-  out.workspace = run.stats().live_bytes - before - out.memory;
+  out.workspace = live() - out.memory;
   return out;
 }
 

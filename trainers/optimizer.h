@@ -1,7 +1,9 @@
 // Optimizers of a model's parameters, learning rate schedules and gradient clipping.
 #pragma once
 
+#include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "config/visitor.h"
@@ -9,6 +11,7 @@
 #include "data/safetensors.h"
 #include "nn/transformer.h"
 #include "trainers/host_state.h"
+#include "trainers/shards.h"
 
 namespace cohort {
 
@@ -55,6 +58,7 @@ struct OptimizerConfig {
   int64_t warmup_steps = 0;
   double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
          max_grad_norm = 1;
+  Sharding sharding = Sharding::kAuto;
   OptimizerStorage storage;
   void visit(ConfigVisitor& v) {
     v.field("learning_rate", learning_rate,
@@ -74,17 +78,23 @@ struct OptimizerConfig {
     v.field("adam_eps", adam_eps, "added to the root of the second moment",
             {.min = 1e-30, .max = 1});
     v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
+    v.choice("sharding", sharding, kShardingNames,
+             "what each rank of several holds a slice of: none; optimizer: its state (ZeRO-1); "
+             "gradients: also their sums (ZeRO-2); auto: none without a GPU, else optimizer if it "
+             "fits");
     v.section("optimizer", storage, "storage of the optimizer's state");
   }
 };
 
 // AdamW for the trained parameters of a set, with decay where the use of one has it; owns the state
 // that it needs for that. Moments start from zero; bf16 parameters get f32 masters, split into
-// weight and low bits.
+// weight and low bits. Over several ranks each may hold and update only the parts in its slices.
 class Optimizer : NonCopyable {
  public:
-  // `seed`: for the rounding of bf16 moments.
-  Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed = 0);
+  // `seed`: for the rounding of bf16 moments. The set must outlive the optimizer, which is that of
+  // rank `rank` of `ranks`, over which the state is sharded.
+  Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed = 0,
+            int rank = 0, int ranks = 1);
   // Allocates the device memory that step() needs besides its state, so that step() itself cannot
   // run out of memory. It is kept until free_workspace(), and made by step() if it does not exist.
   void allocate_workspace();
@@ -92,37 +102,65 @@ class Optimizer : NonCopyable {
   // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
-  void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {});
+  // `gradients`: of the parts of this rank, in the order of parts_of_rank(); empty: those of the
+  // parameters. If the state is sharded, only these parts of the weights have changed.
+  void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {},
+            std::span<const Tensor> gradients = {});
+  // Gives every rank the weights that the others have updated. Every rank calls it.
+  void gather_weights(Communicator& comm) const;
+  bool is_sharded() const { return ranks_ > 1; }
   int64_t updates() const { return updates_; }
   // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of
-  // each parameter, times a factor such that the norm of the sample estimates that of all trained
-  // weights. Synchronizes with the device.
+  // each parameter, of which a sharded optimizer has its parts, times a factor such that the norm
+  // of the sample estimates that of all trained weights. Synchronizes with the device.
   std::vector<double> sample_weights() const;
 
-  // The state of every parameter, whole: "NAME.m", "NAME.v" and, of bf16 parameters, the f32
-  // "NAME.master", combined on the CPU. Tensors in the host's memory are the state itself, which
-  // the next step changes.
-  std::vector<TensorSource> state_sources() const;
-  // Also rounds masters into their parameters, and f32 moments to nearest if they are bf16 here.
-  // Throws InputError if a tensor is missing, has another shape or is not finite.
-  void load(const SafetensorsFile& file, int64_t updates);
+  // The state of every parameter, or of those of a unit, whole: "NAME.m", "NAME.v" and, of bf16
+  // parameters, the f32 "NAME.master", combined on the CPU. Tensors in the host's memory are the
+  // state itself, which the next step changes. Of a sharded state, a source can be made while
+  // gather_state() has its unit.
+  std::vector<TensorSource> state_sources(std::optional<size_t> unit = {}) const;
+  // Gathers the state of a unit on the host of rank `to`, in place of the last unit there. Every
+  // rank calls it; without sharding it does nothing.
+  void gather_state(Communicator& comm, size_t unit, int to);
+  void free_gathered() { gathered_.clear(); }
+  // Of the files of any number of ranks. Also rounds masters into their parameters, and f32 moments
+  // to nearest if they are bf16 here. If the state is sharded, only the parts of this rank are
+  // read, and gather_weights() has to follow. Throws InputError if a tensor is missing, has another
+  // shape or is not finite.
+  void load(const SafetensorsFolder& files, int64_t updates);
 
  private:
+  // Of one parameter, whole, on the host.
+  struct State {
+    Tensor m, v, low_bits;
+  };
+  DType moments_of(const NamedParameter& p) const;
+  // The index of a parameter's part among `parts_`.
+  size_t part_of(size_t parameter) const;
+  // The state of a part of this rank, or of a piece of one.
+  State state_of(const ParameterPart& piece) const;
+  void load_part(const SafetensorsFolder& files, size_t i);
+
   OptimizerConfig config_;
   uint64_t seed_;
+  int ranks_;
   int64_t updates_ = 0;
-  std::vector<NamedParameter> parameters_;  // those whose state is in `tensors_`
+  const ParameterSet& set_;
+  std::vector<ParameterPart> parts_;  // those whose state is in `tensors_`
   std::vector<kernels::AdamWTensor> tensors_;
   size_t host_count_ = 0;  // the first tensors, whose state is in the host's memory
   std::optional<HostState> host_state_;
+  std::map<size_t, State> gathered_;  // by the parameter
 };
-// Bytes of the state: in memory of the device, in page-locked memory of the host, in a checkpoint,
-// and those that one of its sources allocates on the host; and of its workspace on the device.
+// Bytes of the state of one rank: in memory of the device, in page-locked memory of the host, of all
+// ranks in a checkpoint, and those that a save allocates on the host; and of an update on the
+// device: its gradients, with what their sums over several ranks need, and the workspace of step().
 struct OptimizerBytes {
-  int64_t memory = 0, pinned = 0, saved = 0, host = 0, workspace = 0;
+  int64_t memory = 0, pinned = 0, saved = 0, host = 0, gradients = 0, workspace = 0;
 };
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
-                               Device device);
+                               Device device, int64_t ranks = 1);
 
 // Learning rate of `step` (from 0) of `steps`: linear warm-up to the peak at step warmup_steps,
 // then the schedule, which would reach min_learning_rate at step `steps`: the last step still

@@ -9,7 +9,7 @@
 
 #include "core/cuda.h"
 #include "core/progress.h"
-#include "distributed/grad_reducer.h"
+#include "distributed/communicator.h"
 #include "distributed/side_stream.h"
 #include "tests/distributed/process_ranks.h"
 #include "tests/distributed/spin_cuda.h"
@@ -189,61 +189,32 @@ TEST(CudaMultiGpuNccl, InvalidTensorsAreErrorsBeforeTheCollective) {
   }));
 }
 
-// Concatenated gradients of a step: many small ones, one large, one empty.
-const std::vector<int64_t> kEnds = {100, 101, 101, 70102, 70435, 70499, 570499, 570516, 574612};
-const auto kGradients = static_cast<int64_t>(kEnds.size());
-
-Tensor make_gradients(int rank, int step, Device device) {
-  return random_tensor({kEnds.back()}, DType::kF32,
-                       1000 * static_cast<uint64_t>(step) + static_cast<uint64_t>(rank))
-      .to(device);
-}
-
-TEST(CudaMultiGpuReducer, OverlapGivesTheBitsOfReducingAtTheEnd) {
-  COHORT_REQUIRE_GPUS(2);
+// Rows of tensors that are written right before, on the current stream and beside it.
+TEST(CudaNcclRows, AreThoseOfTheHost) {
+  COHORT_REQUIRE_GPU(first);
   expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
-    Tensor overlapped = Tensor::zeros({kEnds.back()}, DType::kF32, device);
-    Tensor serial = overlapped.clone();
     const auto side = cuda::make_side_stream(device);
-    Tensor work = Tensor::zeros({1 << 22}, DType::kF32, device);
-    for (int step = 0; step < 20; ++step) {
-      GradReducer early(comm, side.get(), {{overlapped, kEnds}}, 100000),
-          late(comm, side.get(), {{serial, kEnds}}, 100000);
-      const Tensor fresh = make_gradients(comm.rank(), step, device);
-      Tensor exact = fresh.to(Device{}).to(DType::kF64);
-      comm.all_reduce(exact);
-      for (int64_t i = kGradients - 1; i >= 0; --i) {
-        // The gradient is written just before it is marked ready; more work follows.
-        const auto part_of = [&](const Tensor& t) {
-          const int64_t begin = i == 0 ? 0 : kEnds[static_cast<size_t>(i - 1)];
-          return t.narrow(0, begin, kEnds[static_cast<size_t>(i)] - begin);
-        };
-        for (int k = 0; k < 3; ++k) work.fill_(k);
-        part_of(overlapped).zero_().copy_(part_of(fresh));
-        early.mark_ready(i);
-        work.fill_(7);
+    const auto ranks = static_cast<int64_t>(comm.size());
+    for (const int64_t n : kMessageSizes)
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8}) {
+        const Tensor source = Tensor::zeros({ranks, n + 64}, DType::kF32);
+        for (int64_t q = 0; q < ranks; ++q)
+          source.select(0, q).fill_(static_cast<double>(16 * comm.rank() + q));
+        const Tensor host = source.to(dtype), sent = host.to(device);
+        Tensor expected = Tensor::empty({ranks, n}, dtype), rows = expected.to(device),
+               all_rows = expected.clone(), all = rows.clone();
+        comm.all_to_all(expected, host.narrow(1, 64, n));
+        all_rows.select(0, comm.rank()).copy_(host.select(0, 0).narrow(0, 0, n));
+        all.select(0, comm.rank()).copy_(all_rows.select(0, comm.rank()));
+        comm.all_gather(all_rows);
+        side->run([&] {
+          comm.all_to_all(rows, sent.narrow(1, 64, n));
+          comm.all_gather(all);
+        });
+        side->wait();
+        EXPECT_TRUE(bit_equal(rows.to(Device{}), expected)) << expected.str();
+        EXPECT_TRUE(bit_equal(all.to(Device{}), all_rows)) << expected.str();
       }
-      early.finish();
-      serial.copy_(fresh);
-      late.finish();
-      EXPECT_TRUE(bit_equal(overlapped, serial)) << step;
-      EXPECT_LT(test::relative_error(serial.to(Device{}).to(DType::kF64), exact), 1e-6) << step;
-    }
-  }));
-}
-
-TEST(CudaMultiGpuReducer, RanksWithoutWorkTakePart) {
-  COHORT_REQUIRE_GPUS(2);
-  expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
-    const Tensor alone = make_gradients(0, 0, device);
-    Tensor gradients = alone.clone();
-    if (comm.rank() != 0) gradients.zero_();
-    const auto side = cuda::make_side_stream(device);
-    GradReducer reducer(comm, side.get(), {{gradients, kEnds}}, 1000);
-    if (comm.rank() == 0)
-      for (int64_t i = kGradients - 1; i >= 0; --i) reducer.mark_ready(i);
-    reducer.finish();
-    EXPECT_TRUE(bit_equal(gradients, alone));
   }));
 }
 

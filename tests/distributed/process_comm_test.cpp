@@ -1,7 +1,7 @@
 // CPU collectives between processes: the same bits as between ranks of one process.
 #include <cmath>
 
-#include "distributed/grad_reducer.h"
+#include "distributed/communicator.h"
 #include "tests/distributed/process_ranks.h"
 
 namespace cohort {
@@ -12,8 +12,8 @@ using test::expect_no_errors;
 using test::random_tensor;
 using test::run_process_ranks;
 
-// Sums and maxima of every dtype.
-std::vector<Tensor> all_reductions(Communicator& comm) {
+// Sums and maxima of every dtype, and exchanged rows.
+std::vector<Tensor> results_of(Communicator& comm) {
   std::vector<Tensor> out;
   for (const int64_t n : {0, 1, 7, 2049})
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
@@ -24,7 +24,14 @@ std::vector<Tensor> all_reductions(Communicator& comm) {
       comm.all_reduce(sum);
       comm.all_reduce(max, Reduce::kMax);
       comm.barrier();
-      out.insert(out.end(), {sum, max});
+      Tensor rows = Tensor::empty({comm.size(), n}, dtype), all = rows.clone();
+      const Tensor parts =
+          random_tensor({comm.size(), n + 1}, DType::kF64, 500 + static_cast<uint64_t>(comm.rank()))
+              .to(dtype);
+      comm.all_to_all(rows, parts.narrow(1, 0, n));
+      all.select(0, comm.rank()).copy_(sum);
+      comm.all_gather(all);
+      out.insert(out.end(), {sum, max, rows, all});
     }
   return out;
 }
@@ -46,7 +53,7 @@ TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
   for (const int ranks : {2, 3}) {
     std::vector<std::vector<Tensor>> expected(static_cast<size_t>(ranks));
     run_local_ranks(ranks, [&](Communicator& comm) {
-      expected[static_cast<size_t>(comm.rank())] = all_reductions(comm);
+      expected[static_cast<size_t>(comm.rank())] = results_of(comm);
     });
     expect_no_errors(run_process_ranks(
         ranks,
@@ -54,7 +61,7 @@ TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
           const auto comm = make_communicator(group, Device{});
           EXPECT_EQ(comm->rank(), group.rank());
           EXPECT_EQ(comm->size(), ranks);
-          const auto results = all_reductions(*comm);
+          const auto results = results_of(*comm);
           const auto& references = expected[static_cast<size_t>(group.rank())];
           ASSERT_EQ(results.size(), references.size());
           for (size_t i = 0; i < results.size(); ++i)
@@ -62,20 +69,6 @@ TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
         },
         options()));
   }
-}
-
-TEST_P(ProcessCommunicator, CarriesAGradReducer) {
-  expect_no_errors(run_process_ranks(
-      3,
-      [](ProcessGroup& group) {
-        const auto comm = make_communicator(group, Device{});
-        const Tensor gradients = Tensor::full({5004}, 1, DType::kF32);
-        GradReducer reducer(*comm, nullptr, {{gradients, {3, 5003, 5004}}}, 64);
-        reducer.mark_ready(2);
-        reducer.finish();
-        EXPECT_TRUE(bit_equal(gradients, Tensor::full({5004}, 3, DType::kF32)));
-      },
-      options()));
 }
 
 TEST_P(ProcessCommunicator, DisagreementIsReportedWithBothCalls) {

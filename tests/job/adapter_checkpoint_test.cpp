@@ -3,6 +3,7 @@
 
 #include "job/checkpoint.h"
 #include "job/config.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 #include "text/tokenizer.h"
 
@@ -120,7 +121,7 @@ TEST_F(AdapterCheckpoints, HoldTheAdapterAlone) {
   expect_equal(again);
   EXPECT_EQ(again.base.fingerprint, state_.base.fingerprint);
   const auto optimizer = std::make_unique<Optimizer>(again.model->parameters(), OptimizerConfig{});
-  optimizer->load(SafetensorsFile(at + "/training/optimizer.safetensors"), state_.updates);
+  optimizer->load(safetensors_at(at + "/training/optimizer.safetensors"), state_.updates);
 }
 
 TEST_F(AdapterCheckpoints, DamageIsFound) {

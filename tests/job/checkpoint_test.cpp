@@ -97,7 +97,7 @@ TEST_F(Checkpoints, RestoreModelOptimizerTokenizerAndState) {
 
   const auto other = std::make_unique<Optimizer>(loaded.model->parameters(), OptimizerConfig{});
   const TrainState state = load_state(at);
-  other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), state.updates);
+  other->load(safetensors_at(training_folder(at) + "/optimizer.safetensors"), state.updates);
   EXPECT_EQ(other->updates(), 1);
   const NamedTensors saved = tensors_of(optimizer_->state_sources()),
                      restored = tensors_of(other->state_sources());
@@ -137,7 +137,7 @@ TEST_F(Checkpoints, OfFormat1AreReadAndVerified) {
   EXPECT_EQ(training_folder(at), at);
   EXPECT_EQ(load_state(at).to_json().dump(), state_.to_json().dump());
   const auto other = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
-  other->load(SafetensorsFile(training_folder(at) + "/optimizer.safetensors"), 1);
+  other->load(safetensors_at(training_folder(at) + "/optimizer.safetensors"), 1);
   const std::string manifest = path(10, "manifest.json"), good = read_file(manifest);
   Json listed = parse_json(good, manifest), files = listed.at("files");
   files.set("training/state.json", files.at("state.json"));
@@ -448,7 +448,7 @@ TEST_F(Checkpoints, WeightsOfAnotherShapeAreRefused) {
   Transformer other(wider, DType::kF32, 1);
   EXPECT_THROW_WITH(load_weights(other, at), InputError, "expected shape");
   const auto optimizer = std::make_unique<Optimizer>(other.parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(optimizer->load(SafetensorsFile(at + "/training/optimizer.safetensors"), 1),
+  EXPECT_THROW_WITH(optimizer->load(safetensors_at(at + "/training/optimizer.safetensors"), 1),
                     InputError, "optimizer state");
 }
 
@@ -478,7 +478,7 @@ TEST_F(Checkpoints, MomentsThatAreNotFiniteAreRefused) {
   moment.narrow(0, 0, 1).fill_(NAN);
   save(1);
   const auto other = std::make_unique<Optimizer>(model_->parameters(), OptimizerConfig{});
-  EXPECT_THROW_WITH(other->load(SafetensorsFile(path(1, "training/optimizer.safetensors")), 1),
+  EXPECT_THROW_WITH(other->load(safetensors_at(path(1, "training/optimizer.safetensors")), 1),
                     InputError, name + "' holds a number that is not finite");
 }
 

@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "data/safetensors.h"
 #include "job/checkpoint.h"
+#include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
 #include "text/json.h"
 
@@ -140,7 +141,7 @@ inline void poison(const std::string& run, const std::string& checkpoint) {
   const LoadedModel loaded = load_model(checkpoint, DType::kF32);
   const TrainState state = load_state(checkpoint);
   const auto optimizer = std::make_unique<Optimizer>(loaded.model->parameters(), OptimizerConfig{});
-  optimizer->load(SafetensorsFile(training_folder(checkpoint) + "/optimizer.safetensors"),
+  optimizer->load(safetensors_at(training_folder(checkpoint) + "/optimizer.safetensors"),
                   state.updates);
   Tensor head = loaded.model->head().weight.value();
   head.fill_(std::numeric_limits<float>::max());

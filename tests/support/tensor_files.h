@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <filesystem>
 
 #include "data/safetensors.h"
 
@@ -24,6 +25,12 @@ inline NamedTensors tensors_of(const std::vector<TensorSource>& sources) {
   NamedTensors out;
   for (const TensorSource& source : sources) out.emplace_back(source.name, source.make());
   return out;
+}
+
+// PATH.safetensors, or its shards.
+inline SafetensorsFolder safetensors_at(const std::string& path) {
+  const std::filesystem::path file(path);
+  return {file.parent_path().string(), file.stem().string()};
 }
 
 // The numbers of all tensors of a file, in their order, as one tensor.

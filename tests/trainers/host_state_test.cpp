@@ -196,7 +196,7 @@ void expect_files_serve_either_place(Device device) {
   for (const Kind& kind : kKinds) {
     if (!is_supported(kind, device)) continue;
     const auto file = [&](StatePlace place) {
-      return dir.path(place == StatePlace::kHost ? "host" : "device");
+      return dir.path(place == StatePlace::kHost ? "host.safetensors" : "device.safetensors");
     };
     const StatePlace places[] = {StatePlace::kDevice, StatePlace::kHost};
     std::vector<std::vector<Tensor>> ends;
@@ -208,7 +208,7 @@ void expect_files_serve_either_place(Device device) {
           if (step == 3) {
             write_safetensors(file(first), tensors_of(optimizer->state_sources()));
             optimizer = std::make_unique<Optimizer>(p.set, config_of(kind, second, 2), 3);
-            optimizer->load(SafetensorsFile(file(first)), 3);
+            optimizer->load(safetensors_at(file(first)), 3);
           }
           p.set_gradients(step);
           optimizer->step(0.01, {});

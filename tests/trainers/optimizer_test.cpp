@@ -217,7 +217,7 @@ TEST(CudaAdamWState, ReadsF32Masters) {
   }
   const std::string path = dir.path("optimizer.safetensors");
   write_safetensors(path, saved);
-  later.optimizer->load(SafetensorsFile(path), earlier.optimizer->updates());
+  later.optimizer->load(safetensors_at(path), earlier.optimizer->updates());
   EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
   for (const OneMatrix* model : {&earlier, &uninterrupted, &later}) model->train(22);
   EXPECT_TRUE(bit_equal(resumed.to(Device{}), split.to(Device{})));
@@ -292,7 +292,7 @@ TEST(AdamWState, ServesEitherKindOfMoments) {
       write_safetensors(path, tensors_of(first.optimizer->state_sources()));
       EXPECT_EQ(SafetensorsFile(path).read("w.m").dtype(),
                 saved == MomentKind::kBF16 ? DType::kBF16 : DType::kF32);
-      second.optimizer->load(SafetensorsFile(path), first.optimizer->updates());
+      second.optimizer->load(safetensors_at(path), first.optimizer->updates());
       second.value().copy_(first.value());
       first.train(22);
       second.train(22);

@@ -1,0 +1,150 @@
+// Runs whose ranks hold slices: their weights and state are those of ranks that hold everything,
+// and any number of ranks resumes them.
+#include <filesystem>
+#include <map>
+
+#include "job/sharded_state.h"
+#include "tests/job/small_runs.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ShardedRuns : public testing::Test {
+ protected:
+  // Trains, and returns the run directory.
+  std::string train(const std::string& name, const std::string& yaml,
+                    const std::vector<std::string>& overrides) {
+    return train_new(plan(name, yaml, overrides));
+  }
+  RunPlan plan(const std::string& name, const std::string& yaml,
+               std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(), "output_dir=" + dir_.path(name));
+    return small_plan(dir_, name, kSmallModel + std::string(kSmallData) + yaml, overrides);
+  }
+  // The optimizer's state of the newest checkpoint, by the name of each tensor.
+  static std::map<std::string, Tensor> state_of(const std::string& run) {
+    const SafetensorsFolder files(training_folder(find_checkpoint(run)), "optimizer");
+    std::map<std::string, Tensor> out;
+    for (const std::string& name : files.names()) out[name] = files.get(name).read(name);
+    return out;
+  }
+  static void expect_same(const std::string& a, const std::string& b) {
+    EXPECT_TRUE(checkpoint_bytes(a) == checkpoint_bytes(b));
+    const auto left = state_of(a), right = state_of(b);
+    ASSERT_EQ(left.size(), right.size());
+    for (const auto& [name, tensor] : left) EXPECT_TRUE(bit_equal(tensor, right.at(name))) << name;
+  }
+  TempDir dir_;
+};
+
+TEST_F(ShardedRuns, HaveTheWeightsAndTheStateOfOthers) {
+  for (const char* yaml : {kSmallSft, kSmallGrpo})
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{}, {"optimizer.moments=bf16", "model.tie_embeddings=true"}}) {
+      for (const char* ranks : {"ranks=2", "ranks=3"}) {
+        std::vector<std::string> overrides = more;
+        overrides.emplace_back(ranks);
+        const std::string name = str(ranks, yaml == kSmallSft ? "sft" : "grpo", more.size());
+        const std::string none = train(name, yaml, overrides);
+        overrides.emplace_back("sharding=optimizer");
+        expect_same(train(name + "o", yaml, overrides), none);
+        overrides.back() = "sharding=gradients";
+        expect_same(train(name + "g", yaml, overrides), none);  // one micro batch a rank
+      }
+    }
+}
+
+TEST_F(ShardedRuns, EachRankWritesAFile) {
+  const std::string run = train("run", kSmallSft, {"ranks=2", "sharding=optimizer"});
+  const std::string training = training_folder(find_checkpoint(run));
+  EXPECT_FALSE(fs::exists(training + "/optimizer.safetensors"));
+  for (const char* file :
+       {"/optimizer-00001-of-00002.safetensors", "/optimizer-00002-of-00002.safetensors",
+        "/optimizer.safetensors.index.json"})
+    EXPECT_TRUE(fs::exists(training + file)) << file;
+  verify_checkpoint(find_checkpoint(run));
+}
+
+TEST_F(ShardedRuns, ASingleRankWritesTheFileOfOthers) {
+  const std::string none = train("none", kSmallSft, {}),
+                    one = train("one", kSmallSft, {"sharding=optimizer"});
+  EXPECT_TRUE(checkpoint_bytes(none, "training/optimizer.safetensors") ==
+              checkpoint_bytes(one, "training/optimizer.safetensors"));
+}
+
+// A run of two ranks ends at step 3, and is resumed by any number, with or without slices.
+TEST_F(ShardedRuns, AreResumedByAnyNumberOfRanks) {
+  const std::string whole = train("whole", kSmallSft, {"ranks=2", "dtype=f64"});
+  for (const char* how :
+       {"ranks=2 sharding=optimizer", "ranks=2 sharding=none", "ranks=3 sharding=gradients",
+        "ranks=1 sharding=none", "ranks=5 sharding=optimizer"}) {
+    SCOPED_TRACE(how);
+    const std::string text = how,
+                      run = train_interrupted(plan("run" + text, kSmallSft,
+                                                   {"ranks=2", "dtype=f64", "sharding=optimizer"}),
+                                              3);
+    const size_t space = text.find(' ');
+    train_rest(run, {text.substr(0, space), text.substr(space + 1)});
+    if (text.starts_with("ranks=2"))
+      expect_same(run, whole);
+    else
+      EXPECT_LT(relative_error(final_weights(run), final_weights(whole)), 1e-9);
+  }
+}
+
+// Every damaged file of a checkpoint costs that checkpoint alone.
+TEST_F(ShardedRuns, DamagedAndMissingShardsAreFound) {
+  const std::string run =
+      train("run", kSmallSft,
+            {"ranks=3", "sharding=optimizer", "checkpoint.every=2", "checkpoint.keep_last=3"});
+  const std::string training = run + "/checkpoints/step-00000006/training/";
+  for (const auto& entry : fs::directory_iterator(training)) {
+    const std::string path = entry.path().string();
+    if (path.find("optimizer") == path.npos) continue;
+    const std::string good = read_file(path);
+    std::string bad = good;
+    bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
+    for (const std::string& content : {bad, good.substr(0, good.size() - 1)}) {
+      write_file(path, content);
+      EXPECT_THROW_WITH(verify_checkpoint(run + "/checkpoints/step-00000006"), InputError,
+                        entry.path().filename().string());
+    }
+    fs::remove(path);
+    EXPECT_THROW_WITH(verify_checkpoint(run + "/checkpoints/step-00000006"), InputError,
+                      "is missing");
+    {
+      const ExpectLog warning("using the checkpoint before it");
+      EXPECT_EQ(*newest_checkpoint(run + "/checkpoints"), run + "/checkpoints/step-00000004");
+    }
+    write_file(path, good);
+  }
+  verify_checkpoint(run + "/checkpoints/step-00000006");
+}
+
+// The steps of weights are measured over all ranks.
+TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
+  std::vector<double> norms;
+  for (const char* sharding : {"sharding=none", "sharding=optimizer", "sharding=gradients"}) {
+    const std::string run =
+        train(sharding, kSmallSft, {"ranks=3", "steps=10", "log_every=1", sharding});
+    for (const Json& line : json_lines(run + "/metrics.jsonl"))
+      if (line.find("step") != nullptr && line.at("step").as_int() == 10 &&
+          line.find("update/norm") != nullptr)
+        norms.push_back(metric(line, "update/norm"));
+  }
+  ASSERT_EQ(norms.size(), 3u);
+  EXPECT_GT(norms[0], 0);
+  for (const double norm : norms) EXPECT_NEAR(norm, norms[0], 1e-9 * norms[0]);
+}
+
+TEST(WritersOfUnits, ShareTheBytes) {
+  EXPECT_EQ(writers_of({5, 5, 5, 5}, 2, 0), (std::vector<int>{0, 1, 0, 1}));
+  // Rank 0 writes the weights, too.
+  EXPECT_EQ(writers_of({5, 5, 5}, 2, 10), (std::vector<int>{1, 1, 0}));
+  EXPECT_EQ(writers_of({7, 0, 7}, 1, 100), (std::vector<int>{0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace cohort::test

@@ -1,0 +1,439 @@
+// Sharding over ranks changes where gradients and state are, not what an update makes.
+#include "trainers/shards.h"
+
+#include <bit>
+#include <limits>
+
+#include "data/safetensors.h"
+#include "kernels/sum_parts.h"
+#include "tests/support/loss_node.h"
+#include "tests/support/tensor_files.h"
+#include "tests/support/test_util.h"
+#include "trainers/learner.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr Sharding kShardings[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients};
+
+// No size is a multiple of 64; some units are smaller than 64 elements a rank.
+ModelConfig odd_model(bool tied = false) {
+  ModelConfig c;
+  c.num_layers = 2;
+  c.d_model = 12;
+  c.num_heads = 2;
+  c.context = 12;
+  c.init_std = 0.2;
+  c.vocab_size = 9;
+  c.tie_embeddings = tied;
+  c.resolve();
+  return c;
+}
+
+HeadLoss loss_of(const Transformer& model, uint64_t seed, double scale = 1) {
+  Rng rng(seed, rng_stream(kTestPurpose));
+  TokenSequence s;
+  for (int i = 0; i < 9; ++i)
+    s.tokens.push_back(static_cast<int32_t>(rng.below(model.config().vocab_size)));
+  s.loss_mask.assign(9, 1);
+  const PackedBatch batch = pack({&s, 1});
+  return cross_entropy(model.forward(batch), model.head(), batch.targets,
+                       Tensor::full({batch.size()}, scale / 8, accumulate_dtype(model.dtype())));
+}
+
+struct Case {
+  DType dtype = DType::kF32;
+  MomentKind moments = MomentKind::kF32;
+  bool tied = false, lora = false;
+};
+
+std::unique_ptr<Transformer> model_of(const Case& c) {
+  ModelConfig config = odd_model(c.tied);
+  if (c.lora) config.lora.rank = 2;
+  return std::make_unique<Transformer>(config, c.dtype, 1);
+}
+
+OptimizerConfig config_of(const Case& c, Sharding sharding) {
+  OptimizerConfig config;
+  config.sharding = sharding;
+  config.storage.moments = c.moments;
+  config.max_grad_norm = 0.5;
+  return config;
+}
+
+// The whole state, on rank 0.
+NamedTensors state_of(Learner& learner, Communicator& comm) {
+  NamedTensors out;
+  Optimizer& optimizer = learner.optimizer();
+  for (size_t unit = 0; unit < learner.model().parameters().units().size(); ++unit) {
+    optimizer.gather_state(comm, unit, 0);
+    if (comm.rank() != 0) continue;
+    for (auto& [name, tensor] : tensors_of(optimizer.state_sources(unit)))
+      out.emplace_back(name, tensor.clone());
+  }
+  return out;
+}
+
+struct End {
+  std::vector<std::vector<Tensor>> weights;  // by rank
+  NamedTensors state;
+  double norm = 0;
+};
+
+// Three updates. micro_batches(rank): of each rank.
+End train(const Case& c, Sharding sharding, int ranks,
+          const std::function<int64_t(int)>& micro_batches) {
+  End out;
+  out.weights.resize(static_cast<size_t>(ranks));
+  run_local_ranks(ranks, [&](Communicator& comm) {
+    Learner learner(model_of(c), config_of(c, sharding), comm, 7);
+    for (uint64_t step = 0; step < 3; ++step) {
+      const auto loss = [&](int64_t i) {
+        return loss_of(learner.model(), 100 * step + 10 * static_cast<uint64_t>(comm.rank()) +
+                                            static_cast<uint64_t>(i));
+      };
+      const auto update = learner.update(micro_batches(comm.rank()), loss, 1e-2);
+      if (comm.rank() == 0) out.norm = update.grad_norm;
+    }
+    learner.check_weights();
+    for (const NamedParameter& p : learner.model().parameters())
+      out.weights[static_cast<size_t>(comm.rank())].push_back(p.value.clone());
+    NamedTensors state = state_of(learner, comm);
+    if (comm.rank() == 0) out.state = std::move(state);
+  });
+  return out;
+}
+
+void expect_equal(const End& a, const End& b) {
+  for (const auto& weights : b.weights)
+    for (size_t i = 0; i < weights.size(); ++i)
+      ASSERT_TRUE(bit_equal(weights[i], a.weights[0][i])) << "parameter " << i;
+  ASSERT_EQ(a.state.size(), b.state.size());
+  for (size_t i = 0; i < a.state.size(); ++i) {
+    EXPECT_EQ(a.state[i].first, b.state[i].first);
+    ASSERT_TRUE(bit_equal(a.state[i].second, b.state[i].second)) << a.state[i].first;
+  }
+  EXPECT_EQ(a.norm, b.norm);
+}
+
+const std::vector<Case> kCases = {
+    {},
+    {.dtype = DType::kF64},
+    {.tied = true},
+    {.moments = MomentKind::kBF16},
+    {.moments = MomentKind::kBF16, .lora = true},
+};
+
+TEST(Sharding, NoneAndOptimizerHaveEqualBits) {
+  for (const Case& c : kCases)
+    for (const int ranks : {1, 2, 3, 5, 8}) {
+      SCOPED_TRACE(str(ranks, " ranks"));
+      const auto micro_batches = [](int rank) { return 1 + rank % 3; };
+      expect_equal(train(c, Sharding::kNone, ranks, micro_batches),
+                   train(c, Sharding::kOptimizer, ranks, micro_batches));
+    }
+}
+
+TEST(Sharding, AllAreEqualWithOneMicroBatchARank) {
+  for (const Case& c : kCases)
+    for (const int ranks : {1, 2, 3, 5, 8}) {
+      SCOPED_TRACE(str(ranks, " ranks"));
+      const auto one = [](int) { return 1; };
+      const End none = train(c, Sharding::kNone, ranks, one);
+      expect_equal(none, train(c, Sharding::kOptimizer, ranks, one));
+      expect_equal(none, train(c, Sharding::kGradients, ranks, one));
+    }
+}
+
+// Ranks with fewer micro batches than others, or without any.
+TEST(Sharding, RanksWithFewerMicroBatchesTakePart) {
+  for (const int ranks : {2, 3, 5}) {
+    const auto few = [](int rank) { return rank == 1 ? 0 : rank == 2 ? 1 : 3; };
+    const Case f64{.dtype = DType::kF64};
+    const End none = train(f64, Sharding::kNone, ranks, few),
+              gradients = train(f64, Sharding::kGradients, ranks, few);
+    for (const auto& weights : gradients.weights)
+      for (size_t i = 0; i < weights.size(); ++i) {
+        EXPECT_TRUE(bit_equal(weights[i], gradients.weights[0][i]));
+        EXPECT_LT(relative_error(weights[i], none.weights[0][i]), 1e-12);
+      }
+  }
+}
+
+// The sums of an update over ranks do not depend on how many there are, but for rounding.
+TEST(Sharding, AnyNumberOfRanksMakesTheUpdateOfOne) {
+  const Case f64{.dtype = DType::kF64};
+  for (const Sharding sharding : kShardings) {
+    std::vector<std::vector<Tensor>> ends;
+    for (const int ranks : {1, 2, 3})
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        Learner learner(model_of(f64), config_of(f64, sharding), comm);
+        // Six micro batches, dealt to the ranks.
+        for (int step = 0; step < 3; ++step)
+          learner.update(
+              6 / ranks,
+              [&](int64_t i) {
+                return loss_of(learner.model(),
+                               static_cast<uint64_t>(10 * step + comm.rank() + ranks * i));
+              },
+              1e-2);
+        if (comm.rank() != 0) return;
+        ends.emplace_back();
+        for (const NamedParameter& p : learner.model().parameters())
+          ends.back().push_back(p.value.clone());
+      });
+    for (const auto& end : ends)
+      for (size_t i = 0; i < end.size(); ++i) EXPECT_LT(relative_error(end[i], ends[0][i]), 1e-12);
+  }
+}
+
+TEST(Sharding, ANumberThatIsNotFiniteInOneSliceStopsAllRanks) {
+  for (const Sharding sharding : kShardings)
+    run_local_ranks(3, [&](Communicator& comm) {
+      Learner learner(model_of({}), config_of({}, sharding), comm);
+      const NamedParameter& last = learner.model().parameters().back();
+      const auto bad = [&](int64_t) {
+        return on_tape(make_node("bad", Tensor::full({1}, 0.5, DType::kF32), {last.leaf},
+                                 [](const Tensor&, Gradients& gradients) {
+                                   const GradSlot slot = gradients.slot(0);
+                                   Tensor all = slot.tensor;
+                                   all.fill_(1);
+                                   all.reshape({all.numel()})
+                                       .narrow(0, all.numel() - 1, 1)
+                                       .fill_(std::numeric_limits<double>::infinity());
+                                 }));
+      };
+      EXPECT_THROW_WITH(learner.update(1, bad, 1e-3), NonFiniteError,
+                        "the gradient of " + last.name + " has a value of");
+      EXPECT_TRUE(learner
+                      .update(
+                          1, [&](int64_t) { return loss_of(learner.model(), 1); }, 1e-3)
+                      .made);
+    });
+}
+
+// Weights that one rank alone has made not finite stop every rank.
+TEST(Sharding, WeightsOfOneSliceThatAreNotFiniteStopAllRanks) {
+  run_local_ranks(3, [](Communicator& comm) {
+    Learner learner(model_of({}), config_of({}, Sharding::kOptimizer), comm);
+    const auto loss = [&](int64_t) { return loss_of(learner.model(), 1); };
+    learner.update(1, loss, 1e38);
+    EXPECT_THROW_WITH(learner.check_weights(), NonFiniteError, "not finite");
+    EXPECT_THROW_WITH(learner.update(1, loss, 1e-3), NonFiniteError, "not finite");
+  });
+}
+
+// A rank whose memory ends in a micro batch makes the calls of the others; all start again.
+TEST(Sharding, RanksOutOfMemoryStartAgainTogether) {
+  for (const Sharding sharding : kShardings)
+    for (const int64_t failing : {0, 1}) {
+      std::vector<Tensor> ends(2);
+      for (const bool fails : {false, true})
+        run_local_ranks(3, [&](Communicator& comm) {
+          Learner learner(model_of({}), config_of({}, sharding), comm);
+          bool full = fails && comm.rank() == 1;
+          learner.within_memory(
+              64, [](int64_t tokens) { return tokens; },
+              [&] {
+                learner.update(
+                    2,
+                    [&](int64_t i) {
+                      HeadLoss loss = loss_of(learner.model(), static_cast<uint64_t>(i));
+                      if (i == failing && std::exchange(full, false))
+                        throw OutOfMemoryError("full");
+                      return loss;
+                    },
+                    1e-2);
+              });
+          if (comm.rank() == 0) ends[fails] = learner.model().parameters().back().value.clone();
+        });
+      EXPECT_TRUE(bit_equal(ends[1], ends[0]));
+    }
+}
+
+// The state of two ranks is read by any number, and the next updates follow.
+TEST(Sharding, StateOfTwoRanksIsReadByAnyNumber) {
+  for (const Case& c : kCases) {
+    TempDir dir;
+    std::vector<Tensor> weights;
+    NamedTensors saved;
+    run_local_ranks(2, [&](Communicator& comm) {
+      Learner learner(model_of(c), config_of(c, Sharding::kOptimizer), comm, 7);
+      learner.update(
+          1, [&](int64_t) { return loss_of(learner.model(), 3); }, 1e-2);
+      NamedTensors state = state_of(learner, comm);
+      if (comm.rank() != 0) return;
+      saved = std::move(state);
+      for (const NamedParameter& p : learner.model().parameters())
+        weights.push_back(p.value.clone());
+    });
+    write_safetensors(dir.path("optimizer.safetensors"), saved);
+    for (const int ranks : {1, 3, 5, 8}) {
+      NamedTensors read;
+      run_local_ranks(ranks, [&](Communicator& comm) {
+        Learner learner(model_of(c), config_of(c, Sharding::kGradients), comm, 7);
+        for (size_t i = 0; i < weights.size(); ++i)
+          Tensor(learner.model().parameters()[i].value).copy_(weights[i]);
+        learner.optimizer().load(SafetensorsFolder(dir.path(""), "optimizer"), 1);
+        learner.optimizer().gather_weights(comm);
+        for (size_t i = 0; i < weights.size(); ++i)
+          EXPECT_TRUE(bit_equal(learner.model().parameters()[i].value, weights[i]));
+        NamedTensors state = state_of(learner, comm);
+        if (comm.rank() == 0) read = std::move(state);
+      });
+      ASSERT_EQ(read.size(), saved.size());
+      for (size_t i = 0; i < read.size(); ++i)
+        EXPECT_TRUE(bit_equal(read[i].second, saved[i].second)) << saved[i].first;
+    }
+  }
+}
+
+// bf16 weights with f32 masters, which are on a rank as weight and low bits.
+TEST(Sharding, MastersAreReadAndGatheredInParts) {
+  const auto set_of = [] {
+    auto set = std::make_unique<ParameterSet>(DType::kBF16, Device{}, std::nullopt);
+    set->add({"table", {9, 12}, ParameterUse::kLookup});
+    set->begin_unit();
+    set->add({"a", {70}});
+    set->add({.name = "f32", .shape = {5}, .dtype = ParameterDType::kStatistic});
+    set->add({"w", {33, 7}, ParameterUse::kMatmul});
+    return set;
+  };
+  TempDir dir;
+  NamedTensors saved;
+  uint64_t seed = 1;
+  const auto shapes = set_of();
+  for (const NamedParameter& p : *shapes) {
+    const bool is_f32 = p.value.dtype() == DType::kF32;
+    for (const char* suffix : {".m", ".v", ".master"})
+      if (!is_f32 || std::string(suffix) != ".master")
+        saved.emplace_back(p.name + suffix, random_tensor(p.value.shape(), DType::kF32, seed++));
+  }
+  write_safetensors(dir.path("optimizer.safetensors"), saved);
+  for (const int ranks : {1, 2, 3, 8}) {
+    NamedTensors read;
+    run_local_ranks(ranks, [&](Communicator& comm) {
+      const auto set = set_of();
+      for (const NamedParameter& p : *set) Tensor(p.value).zero_();
+      Optimizer optimizer(*set, {}, 0, comm.rank(), comm.size());
+      optimizer.load(SafetensorsFolder(dir.path(""), "optimizer"), 1);
+      optimizer.gather_weights(comm);
+      for (size_t i : {0, 1, 3}) {
+        const Tensor master = saved[i == 3 ? 10 : 3 * i + 2].second;
+        EXPECT_LT(relative_error((*set)[i].value, master), 1e-2);
+      }
+      for (size_t unit = 0; unit < 2; ++unit) {
+        const int to = comm.size() - 1;
+        optimizer.gather_state(comm, unit, to);
+        if (comm.rank() == to)
+          for (auto& [name, tensor] : tensors_of(optimizer.state_sources(unit)))
+            read.emplace_back(name, tensor.clone());
+      }
+    });
+    ASSERT_EQ(read.size(), saved.size());
+    for (size_t i = 0; i < read.size(); ++i) {
+      EXPECT_EQ(read[i].first, saved[i].first);
+      EXPECT_TRUE(bit_equal(read[i].second, saved[i].second)) << ranks << saved[i].first;
+    }
+  }
+}
+
+// More elements than one message has.
+TEST(Sharding, SlicesAreExchangedInPieces) {
+  constexpr int64_t kSize = 17'000'003;
+  for (const Sharding sharding : kShardings)
+    run_local_ranks(2, [&](Communicator& comm) {
+      ParameterSet set(DType::kF32, {}, std::nullopt);
+      const Variable w = set.add({"w", {kSize}});
+      ShardedGradients gradients(set, comm, nullptr, sharding);
+      gradients.allocate();
+      gradients.begin_micro_batch(true);
+      float* values = w.grad().data<float>();
+      for (int64_t i = 0; i < kSize; ++i)
+        values[i] = static_cast<float>((i % 1021) * (comm.rank() + 1));
+      gradients.end_micro_batch();
+      gradients.finish();
+      Optimizer optimizer(set, {.sharding = sharding}, 0, is_sharded(sharding) ? comm.rank() : 0,
+                          is_sharded(sharding) ? 2 : 1);
+      Tensor(set[0].value).fill_(-1);
+      const std::vector<Tensor> sums = gradients.gradients();
+      int64_t wrong = 0;
+      for (size_t p = 0; p < sums.size(); ++p) {
+        const ParameterPart& part = gradients.parts()[p];
+        part.of(set[0].value).copy_(sums[p]);
+      }
+      optimizer.gather_weights(comm);
+      const float* all = set[0].value.data<float>();
+      for (int64_t i = 0; i < kSize; ++i) wrong += all[i] != static_cast<float>(3 * (i % 1021));
+      EXPECT_EQ(wrong, 0);
+    });
+}
+
+// What a rank holds beside the weights shrinks with the number of ranks.
+TEST(Sharding, ARankHoldsASliceOfTheState) {
+  ModelConfig config = odd_model();
+  config.d_model = 96;
+  config.d_ff = 384;
+  const OptimizerBytes one = optimizer_bytes({}, config, DType::kBF16, {}),
+                       four = optimizer_bytes({}, config, DType::kBF16, {}, 4);
+  EXPECT_EQ(one.saved, four.saved);
+  EXPECT_GT(four.memory, one.memory / 4 - 4096);
+  EXPECT_LT(four.memory, one.memory / 4 + (64 << 10));
+}
+
+TEST(Sharding, EveryElementIsInOneSlice) {
+  for (const bool tied : {false, true})
+    for (const int ranks : {1, 2, 3, 7, 64}) {
+      const Transformer model(odd_model(tied), DType::kF32, 1);
+      std::vector<int64_t> next(model.parameters().size());
+      for (int rank = 0; rank < ranks; ++rank)
+        for (const ParameterPart& part : parts_of_rank(model.parameters(), rank, ranks)) {
+          EXPECT_EQ(part.begin, next[part.parameter]);
+          next[part.parameter] += part.count;
+        }
+      for (size_t i = 0; i < next.size(); ++i)
+        EXPECT_EQ(next[i], model.parameters()[i].value.numel());
+    }
+}
+
+double tree_sum(const std::vector<double>& values) {
+  if (values.size() == 1) return values[0];
+  const auto half = static_cast<ptrdiff_t>(std::bit_floor(values.size() - 1));
+  return tree_sum({values.begin(), values.begin() + half}) +
+         tree_sum({values.begin() + half, values.end()});
+}
+
+TEST(SumParts, AddsInATreeOverTheParts) {
+  for (const DType dtype : {DType::kF64, DType::kF32})
+    for (const int64_t ranks : {1, 2, 3, 5, 6, 7, 8, 13, 1024})
+      for (const int64_t n : {0, 1, 63, 64, 65, 1000}) {
+        Tensor parts = random_tensor({ranks, n}, dtype, 5), y = Tensor::full({n}, 3, dtype);
+        for (const kernels::Grad mode : {kernels::Grad::kOverwrite, kernels::Grad::kAccumulate}) {
+          const auto before = y.to_vector<double>(), all = parts.to_vector<double>();
+          kernels::sum_parts({.y = {y, mode}, .parts = parts});
+          const auto sums = y.to_vector<double>();
+          for (int64_t i = 0; i < n; ++i) {
+            std::vector<double> column;
+            for (int64_t r = 0; r < ranks; ++r)
+              column.push_back(all[static_cast<size_t>(r * n + i)]);
+            const double expected =
+                tree_sum(column) + (mode == kernels::Grad::kAccumulate ? before[i] : 0);
+            if (dtype == DType::kF64)
+              ASSERT_EQ(sums[i], expected);
+            else
+              ASSERT_NEAR(sums[i], expected, 1e-4);
+          }
+        }
+      }
+}
+
+TEST(SumParts, RefusesOtherShapes) {
+  Tensor y = Tensor::zeros({3}, DType::kF32);
+  const auto sum = [&](const Tensor& parts) { kernels::sum_parts({.y = {y}, .parts = parts}); };
+  EXPECT_THROW_WITH(sum(Tensor::zeros({2, 4}, DType::kF32)), Error, "[sum_parts]");
+  EXPECT_THROW_WITH(sum(Tensor::zeros({0, 3}, DType::kF32)), Error, "1 to 1024 parts");
+  EXPECT_THROW_WITH(sum(Tensor::zeros({1025, 3}, DType::kF32)), Error, "1 to 1024 parts");
+}
+
+}  // namespace
+}  // namespace cohort::test

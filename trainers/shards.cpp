@@ -1,0 +1,258 @@
+#include "trainers/shards.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/sizes.h"
+#include "kernels/sum_parts.h"
+
+namespace cohort {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{64} << 20;  // of all ranks' pieces together
+
+// Elements of each rank's piece, of at most `most`.
+int64_t piece_elements(int64_t ranks, int64_t element_bytes, int64_t most) {
+  constexpr int64_t kAlignment = ParameterSet::kLeafAlignment;
+  return std::clamp(kPieceBytes / (ranks * element_bytes) / kAlignment * kAlignment, kAlignment,
+                    std::max(most, kAlignment));
+}
+
+}  // namespace
+
+std::vector<ParameterPart> parts_of_rank(const ParameterSet& set, int rank, int ranks) {
+  std::vector<ParameterPart> out;
+  for (size_t i = 0; i < set.size(); ++i) {
+    const NamedParameter& p = set[i];
+    if (!p.trained()) continue;
+    const int64_t slice = set.slice_size(p.unit, ranks), first = rank * slice - p.gradient_begin,
+                  begin = std::max<int64_t>(0, first),
+                  end = std::min(p.value.numel(), first + slice);
+    if (begin < end)
+      out.push_back({.parameter = i,
+                     .unit = p.unit,
+                     .begin = begin,
+                     .count = end - begin,
+                     .at = begin - first});
+  }
+  return out;
+}
+
+std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
+                                            int64_t ranks) {
+  const DType dtype = accumulate_dtype(set.dtype());
+  const bool sums_each = ranks > 1 && sharding == Sharding::kGradients;
+  std::vector<Tensor> out;
+  const auto allocate = [&](int64_t elements) {
+    out.push_back(Tensor::empty({elements}, dtype, set.device()));
+  };
+  const size_t end = set.units().size() - 1;
+  int64_t longest = 0, block = 0;
+  for (size_t unit = 0; unit <= end; ++unit) {
+    const int64_t slice = set.slice_size(unit, ranks);
+    longest = std::max(longest, slice);
+    if (unit > 0 && unit < end) block = std::max(block, ranks * slice);
+    if (sums_each)
+      allocate(slice);
+    else
+      out.push_back(set.allocate_gradients(unit, ranks));
+  }
+  if (ranks == 1) return out;
+  const int64_t piece =
+      ranks * piece_elements(ranks, static_cast<int64_t>(dtype_size(dtype)), longest);
+  allocate(piece);
+  if (!sums_each) return out;
+  for (const int64_t elements :
+       {piece, ranks * std::max(set.slice_size(0, ranks), set.slice_size(end, ranks)), block,
+        block})
+    allocate(elements);
+  return out;
+}
+
+PartGather::PartGather(const ParameterSet& set, Communicator& comm) : set_(set), comm_(comm) {
+  for (int rank = 0; rank < comm.size(); ++rank)
+    parts_.push_back(parts_of_rank(set, rank, comm.size()));
+}
+
+void PartGather::gather(size_t unit, const Values& values) const {
+  // The parts in question of each rank, one after the other from 0 on.
+  std::vector<std::vector<ParameterPart>> rows;
+  int64_t longest = 0;
+  for (const std::vector<ParameterPart>& parts : parts_) {
+    int64_t end = 0;
+    std::vector<ParameterPart>& row = rows.emplace_back();
+    for (ParameterPart part : parts) {
+      if (part.unit != unit || set_[part.parameter].value.dtype() != values.parameter) continue;
+      part.at = end;
+      end += part.count;
+      row.push_back(part);
+    }
+    longest = std::max(longest, end);
+  }
+  const auto ranks = static_cast<int64_t>(rows.size());
+  const int64_t most =
+      piece_elements(ranks, values.width * static_cast<int64_t>(dtype_size(values.dtype)), longest);
+  for (int64_t first = 0; first < longest; first += most) {
+    const int64_t count = std::min(most, longest - first);
+    Tensor all = Tensor::empty({ranks, values.width * count}, values.dtype, set_.device());
+    // Calls use(piece, its values) for the pieces of a rank.
+    const auto for_pieces = [&](int64_t rank, const auto& use) {
+      for (ParameterPart piece : rows[static_cast<size_t>(rank)]) {
+        const int64_t begin = std::max(piece.at, first),
+                      end = std::min(piece.at + piece.count, first + count);
+        if (begin >= end) continue;
+        piece.begin += begin - piece.at;
+        piece.count = end - begin;
+        use(piece, all.select(0, rank).narrow(0, values.width * (begin - first),
+                                              values.width * piece.count));
+      }
+    };
+    for_pieces(comm_.rank(),
+               [&](const ParameterPart& piece, Tensor to) { to.copy_(values.mine(piece)); });
+    comm_.all_gather(all);
+    for (int64_t rank = 0; rank < ranks; ++rank) for_pieces(rank, values.store);
+  }
+}
+
+ShardedGradients::ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side,
+                                   Sharding sharding)
+    : set_(set),
+      comm_(comm),
+      side_(side),
+      ranks_(comm.size()),
+      sharded_(ranks_ > 1 && is_sharded(sharding)),
+      sums_each_(ranks_ > 1 && sharding == Sharding::kGradients),
+      slice_parts_(parts_of_rank(set, comm.rank(), comm.size())),
+      parts_(sharded_ ? slice_parts_ : parts_of_rank(set, 0, 1)),
+      units_(set.units().size()) {
+  for (size_t unit = 0; unit < units_.size(); ++unit)
+    for (size_t i = set.units()[unit].first_leaf; i < set.units()[unit].end_leaf; ++i) {
+      set.trained()[i].on_gradient([this, unit] { complete_leaf(unit); });
+      set.trained()[i].on_missing_gradient([this, unit] {
+        if (is_active_ && sums_each_) units_[unit].all = set_.allocate_gradients(unit, ranks_);
+      });
+    }
+}
+
+void ShardedGradients::allocate() {
+  const DType dtype = accumulate_dtype(set_.dtype());
+  int64_t longest = 0;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const int64_t slice = set_.slice_size(unit, ranks_);
+    longest = std::max(longest, slice);
+    if (sums_each_)
+      units_[unit].sum = Tensor::empty({slice}, dtype, set_.device());
+    else
+      units_[unit].all = set_.allocate_gradients(unit, ranks_);
+  }
+  const int64_t piece =
+      ranks_ * piece_elements(ranks_, static_cast<int64_t>(dtype_size(dtype)), longest);
+  if (ranks_ > 1) received_ = Tensor::empty({piece}, dtype, set_.device());
+  if (sums_each_) zeros_ = Tensor::zeros({piece}, dtype, set_.device());
+  is_active_ = true;
+  restart();
+}
+
+void ShardedGradients::free() {
+  if (side_ != nullptr && is_active_) side_->wait();
+  is_active_ = is_summing_ = false;
+  for (Unit& unit : units_) unit = {};
+  received_ = zeros_ = in_flight_ = {};
+  set_.free_gradients();
+}
+
+void ShardedGradients::restart() {
+  left_ = units_.size();
+  for (size_t unit = 0; unit < units_.size(); ++unit)
+    units_[unit].pending = set_.units()[unit].end_leaf - set_.units()[unit].first_leaf;
+}
+
+void ShardedGradients::begin_micro_batch(bool is_last) {
+  is_summing_ = sums_each_ || is_last;
+  if (sums_each_) restart();
+}
+
+void ShardedGradients::end_micro_batch() {
+  if (sums_each_) reduce_rest();
+  is_summing_ = false;
+}
+
+void ShardedGradients::complete_leaf(size_t unit) {
+  if (!is_active_ || !is_summing_) return;
+  COHORT_CHECK(units_[unit].pending > 0, "[gradients] a gradient of unit ", unit,
+               " is final twice");
+  --units_[unit].pending;
+  while (left_ > 0 && units_[left_ - 1].pending == 0) reduce(--left_);
+}
+
+// A rank that has made no backward, or no leaf of which a loss depends on, has zeros.
+void ShardedGradients::reduce_rest() {
+  while (left_ > 0) {
+    const ParameterUnit& unit = set_.units()[--left_];
+    if (units_[left_].all.defined())
+      for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i) set_.trained()[i].grad();
+    reduce(left_);
+  }
+}
+
+void ShardedGradients::finish() {
+  if (!sums_each_) reduce_rest();
+  if (side_ != nullptr) side_->wait();
+  for (Unit& unit : units_)
+    if (sums_each_ && !unit.has_sum) unit.sum.zero_();
+}
+
+void ShardedGradients::reduce(size_t index) {
+  Unit& unit = units_[index];
+  const int64_t slice = set_.slice_size(index, ranks_);
+  if (ranks_ == 1 || slice == 0) return;
+  const int64_t most = received_.numel() / ranks_;
+  Tensor target = sums_each_ ? unit.sum : unit.all.narrow(0, comm_.rank() * slice, slice);
+  const kernels::Grad mode = std::exchange(unit.has_sum, sums_each_) ? kernels::Grad::kAccumulate
+                                                                     : kernels::Grad::kOverwrite;
+  const auto sum = [&] {
+    for (int64_t first = 0; first < slice; first += most) {
+      const int64_t count = std::min(most, slice - first);
+      const auto rows = [&](const Tensor& t) {
+        return t.narrow(0, 0, ranks_ * count).reshape({ranks_, count});
+      };
+      Tensor received = rows(received_), y = target.narrow(0, first, count);
+      comm_.all_to_all(received, unit.all.defined()
+                                     ? unit.all.reshape({ranks_, slice}).narrow(1, first, count)
+                                     : rows(zeros_));
+      kernels::sum_parts({.y = {y, mode}, .parts = received});
+    }
+    if (sharded_) return;
+    Tensor all = unit.all.reshape({ranks_, slice});
+    comm_.all_gather(all);
+  };
+  if (side_ != nullptr && sums_each_) side_->wait();
+  in_flight_ = {};
+  if (side_ != nullptr)
+    side_->run(sum);
+  else
+    sum();
+  if (!sums_each_) return;
+  in_flight_ = std::exchange(unit.all, {});
+  set_.free_gradients(index);
+}
+
+std::vector<Tensor> ShardedGradients::gradients() const {
+  if (sharded_) return slice_gradients();
+  std::vector<Tensor> out;
+  for (const ParameterPart& part : parts_)
+    out.push_back(units_[part.unit].all.narrow(0, part.at, part.count));
+  return out;
+}
+
+std::vector<Tensor> ShardedGradients::slice_gradients() const {
+  std::vector<Tensor> out;
+  for (const ParameterPart& part : slice_parts_) {
+    const Unit& unit = units_[part.unit];
+    const int64_t begin = sums_each_ ? 0 : comm_.rank() * set_.slice_size(part.unit, ranks_);
+    out.push_back((sums_each_ ? unit.sum : unit.all).narrow(0, begin + part.at, part.count));
+  }
+  return out;
+}
+
+}  // namespace cohort

@@ -1,0 +1,129 @@
+// Gradients, weights and optimizer state of a model over ranks, as in ZeRO (Rajbhandari et al.
+// 2020). The gradients of each unit of a ParameterSet are cut into one slice per rank, and a rank
+// adds up its slice for all: the others send it what they have, and one kernel adds in one order,
+// so that no bit depends on links, buffers or the library that sends.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/visitor.h"
+#include "core/non_copyable.h"
+#include "distributed/communicator.h"
+#include "distributed/side_stream.h"
+#include "nn/parameter_set.h"
+
+namespace cohort {
+
+// What a rank holds a slice of: nothing, the optimizer's state (ZeRO-1), also the sums of gradients
+// (ZeRO-2). kAuto: the start of a run chooses; until then it means kNone.
+enum class Sharding { kNone, kOptimizer, kGradients, kAuto };
+inline constexpr EnumName<Sharding> kShardingNames[] = {{Sharding::kNone, "none"},
+                                                        {Sharding::kOptimizer, "optimizer"},
+                                                        {Sharding::kGradients, "gradients"},
+                                                        {Sharding::kAuto, "auto"}};
+inline bool is_sharded(Sharding s) {
+  return s == Sharding::kOptimizer || s == Sharding::kGradients;
+}
+
+// Elements [begin, begin + count) of a trained parameter, in row-major order, that are in a slice,
+// from the slice's element `at` on.
+struct ParameterPart {
+  size_t parameter = 0;  // its index in the set
+  size_t unit = 0;
+  int64_t begin = 0, count = 0, at = 0;
+
+  // The part of a tensor that has `width` elements for each of the parameter's.
+  Tensor of(const Tensor& t, int64_t width = 1) const {
+    return t.reshape({t.numel()}).narrow(0, width * begin, width * count);
+  }
+};
+
+// The parts of the trained parameters in the slices of rank `rank` of `ranks`, in order.
+std::vector<ParameterPart> parts_of_rank(const ParameterSet& set, int rank, int ranks);
+
+// Allocates, for an estimate, what ShardedGradients holds at most on one of `ranks` ranks. With
+// kGradients these are the gradients of the tables or the end, of a unit in the backward and of one
+// that is sent.
+std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
+                                            int64_t ranks);
+
+// Exchanges what the ranks have of the trained parameters, each the parts in its slices. Every rank
+// makes the same calls.
+class PartGather {
+ public:
+  PartGather(const ParameterSet& set, Communicator& comm);
+  struct Values {
+    DType parameter;  // of the parameters in question
+    DType dtype;      // of the values
+    int64_t width;    // values for each element
+    // The values of a part of this rank, or of a piece of one, on any device.
+    std::function<Tensor(const ParameterPart&)> mine;
+    // Called with the pieces of all ranks; the values are on the model's device.
+    std::function<void(const ParameterPart&, const Tensor&)> store;
+  };
+  void gather(size_t unit, const Values& values) const;
+
+ private:
+  const ParameterSet& set_;
+  Communicator& comm_;
+  std::vector<std::vector<ParameterPart>> parts_;  // of each rank
+};
+
+// The gradients of an update: their memory, and their sums over ranks. The sums of a unit begin
+// when its gradients are final, beside the rest of the backward, but after those of the units
+// behind it: every rank makes the same calls in the same order.
+class ShardedGradients : NonCopyable {  // the parameters' hooks hold its address
+ public:
+  // `side` is null on the CPU; all must outlive this.
+  ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side,
+                   Sharding sharding);
+
+  // With kGradients, over several ranks: there are sums in each micro batch, of which all ranks
+  // have the same number.
+  bool sums_each_micro_batch() const { return sums_each_; }
+  // Begins and ends an update; neither calls another rank.
+  void allocate();
+  void free();
+  // Around the backwards of a micro batch. end_micro_batch() makes the calls that the backwards
+  // have not made: there may have been none, or one that failed.
+  void begin_micro_batch(bool is_last);
+  void end_micro_batch();
+  // The sums that are left; later work on the current stream waits for all of them.
+  void finish();
+
+  // The parts of the trained parameters that this rank updates, and after finish() the sums of
+  // their gradients.
+  const std::vector<ParameterPart>& parts() const { return parts_; }
+  std::vector<Tensor> gradients() const;
+  // The sums of this rank's slices alone, whatever it updates.
+  std::vector<Tensor> slice_gradients() const;
+
+ private:
+  struct Unit {
+    Tensor all;  // [ranks * slice]
+    Tensor sum;  // [slice], over ranks and micro batches, if there are sums in each
+    bool has_sum = false;
+    size_t pending = 0;  // leaves whose gradients are not final
+  };
+  void restart();
+  void complete_leaf(size_t unit);
+  void reduce_rest();
+  void reduce(size_t unit);
+
+  const ParameterSet& set_;
+  Communicator& comm_;
+  SideStream* const side_;
+  const int64_t ranks_;
+  const bool sharded_, sums_each_;
+  const std::vector<ParameterPart> slice_parts_, parts_;
+  std::vector<Unit> units_;
+  // What a piece of the slices is received in, what is sent of a unit without gradients, and the
+  // gradients of the last unit, which the side stream may still read.
+  Tensor received_, zeros_, in_flight_;
+  size_t left_ = 0;  // units without a sum in this micro batch, the first ones
+  bool is_active_ = false, is_summing_ = false;
+};
+
+}  // namespace cohort
