@@ -4,10 +4,12 @@
 #include "distributed/communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <type_traits>
 
@@ -24,25 +26,36 @@ T combine(Reduce op, T a, T b) {
   return a != a || a > b ? a : b;  // propagates NaN
 }
 
-// Writes to each of `to` the sum (or max) of the n elements at each of `from`, reduced in that
-// order: the same bits for any number of threads. Buffers of `to` and `from` are identical or
-// disjoint.
+constexpr int64_t kBlock = 2048;  // elements that a thread reduces at a time
+
+// total = the sum (or max) of the `count` elements from `at` on of each of `from`, in the tree of
+// Communicator::all_reduce(). Addresses may be unaligned.
+template <class T, class Accumulator>
+void reduce_block(Reduce op, std::span<char* const> from, size_t at, size_t count,
+                  Accumulator* total) {
+  if (from.size() == 1) {
+    T values[kBlock];
+    std::memcpy(values, from[0] + at * sizeof(T), count * sizeof(T));
+    for (size_t i = 0; i < count; ++i) total[i] = static_cast<Accumulator>(values[i]);
+    return;
+  }
+  const size_t half = std::bit_floor(from.size() - 1);
+  Accumulator right[kBlock];
+  reduce_block<T>(op, from.first(half), at, count, total);
+  reduce_block<T>(op, from.subspan(half), at, count, right);
+  for (size_t i = 0; i < count; ++i) total[i] = combine(op, total[i], right[i]);
+}
+
+// Writes to each of `to` the sum (or max) of the n elements at each of `from`: the same bits for
+// any number of threads. Buffers of `to` and `from` are identical or disjoint.
 template <class T>
-void reduce_in_order(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
-                     int64_t n) {
-  constexpr int64_t kBlock = 2048;  // elements
-  using Accumulator = std::conditional_t<is_narrow<T>, float, T>;
+void reduce_in_tree(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
+                    int64_t n) {
   parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
     const auto count = static_cast<size_t>(end - begin), at = static_cast<size_t>(begin);
+    std::conditional_t<is_narrow<T>, float, T> total[kBlock];
+    reduce_block<T>(op, from, at, count, total);
     T values[kBlock];
-    Accumulator total[kBlock];
-    for (size_t part = 0; part < from.size(); ++part) {
-      std::memcpy(values, from[part] + at * sizeof(T), count * sizeof(T));  // may be unaligned
-      for (size_t i = 0; i < count; ++i) {
-        const auto value = static_cast<Accumulator>(values[i]);
-        total[i] = part == 0 ? value : combine(op, total[i], value);
-      }
-    }
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(total[i]);
     for (char* out : to) std::memcpy(out + at * sizeof(T), values, count * sizeof(T));
   });
@@ -87,7 +100,7 @@ class HostCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    if (group_ != nullptr) group_->exchange("barrier", {});
+    if (group_ != nullptr) group_->broadcast("barrier", {});
   }
 
  private:
@@ -138,24 +151,28 @@ class HostCommunicator final : public Communicator {
       std::memcpy(&data, part.data(), sizeof data);
       slices.push_back(data + begin * static_cast<int64_t>(sizeof(T)));
     }
-    reduce_in_order<T>(op, slices, slices, end - begin);
-    group_->exchange(call, {});  // waits until all ranks are done
+    reduce_in_tree<T>(op, slices, slices, end - begin);
+    group_->broadcast(call, {});  // waits until all ranks are done
   }
 
-  // Every rank receives the bytes of all ranks, in chunks of at most max_part() bytes.
+  // Rank 0 reduces for all ranks, in chunks, of which it holds one per rank.
   template <class T>
   void reduce_by_messages(const std::string& call, Tensor& t, Reduce op) {
-    constexpr size_t kUnit = 8;  // bytes: no element is split
-    const size_t max_chunk = group_->max_part() / kUnit * kUnit;
+    constexpr size_t kChunk = 1 << 20, kUnit = 8;  // bytes: no element is split
+    const size_t max_chunk = std::min(kChunk, group_->max_exchange()) / kUnit * kUnit;
     char* bytes = static_cast<char*>(t.raw());
     const auto end = static_cast<size_t>(t.nbytes());
     size_t at = 0;
     do {
       const size_t count = std::min(max_chunk, end - at);
-      std::vector<std::string> parts = group_->exchange(call, {bytes + at, count});
-      std::vector<char*> from;
-      for (std::string& part : parts) from.push_back(part.data());
-      reduce_in_order<T>(op, from, {bytes + at}, static_cast<int64_t>(count / sizeof(T)));
+      const auto reduce = [&](std::vector<std::string> parts) {
+        std::vector<char*> from;
+        for (std::string& part : parts) from.push_back(part.data());
+        reduce_in_tree<T>(op, from, {from[0]}, static_cast<int64_t>(count / sizeof(T)));
+        return std::move(parts[0]);
+      };
+      const std::string result = group_->combine(call, {bytes + at, count}, reduce);
+      std::memcpy(bytes + at, result.data(), count);
       at += count;
     } while (at < end);
   }

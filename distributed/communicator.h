@@ -37,8 +37,9 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // t = sum (or max) over ranks: the same bits on every rank and in every run. On the CPU the
-  // reduction is in rank order; on CUDA in NCCL's order, which depends on the size and the
+  // t = sum (or max) over ranks: the same bits on every rank and in every run. On the CPU sums are
+  // added in a pairwise tree over ranks, ((0+1)+(2+3))+((4+5)+(6+7)), for other sizes split at the
+  // largest power of two below; on CUDA in NCCL's order, which depends on the size and the
   // machines. `t` is contiguous, of f64, f32, i64, i32 or bf16 (accumulated in f32 and rounded
   // once).
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;

@@ -104,7 +104,7 @@ class ProcessGroup::Monitor {
     own_.has_begun = begun;
   }
 
-  std::vector<std::string> exchange(std::string_view call, std::string_view bytes) {
+  std::string combine(std::string_view call, std::string_view bytes, const Combine& combine) {
     std::unique_lock lock(mutex_);
     if (!failure_.empty()) throw_failure(call);
     new_calls_.emplace_back(call);
@@ -113,8 +113,15 @@ class ProcessGroup::Monitor {
     changed_.wait(lock, [&] { return result_ || !failure_.empty(); });
     own_.in_exchange = false;
     if (!result_) throw_failure(call);
-    std::vector<std::string> out = std::move(*result_);
+    std::vector<std::string> parts = std::move(*result_);
     result_.reset();
+    if (!is_leader()) return std::move(parts[0]);
+    lock.unlock();  // heartbeats continue
+    std::string out = combine(std::move(parts));
+    lock.lock();
+    if (!failure_.empty()) throw_failure(call);
+    outbox_.push_back({FrameType::kResult, out});
+    wake_.signal();
     return out;
   }
 
@@ -287,7 +294,8 @@ class ProcessGroup::Monitor {
   // Sends the queued messages. The leader handles its own calls and exchange data locally.
   void process_outbox() {
     for (const Frame& message : outbox_) {
-      if (message.type != FrameType::kFail) handle(info_.rank, message);
+      if (message.type != FrameType::kFail && message.type != FrameType::kResult)
+        handle(info_.rank, message);
       if (!is_leader() || message.type != FrameType::kData)
         send_to_all(message.type, message.payload);
     }
@@ -336,15 +344,11 @@ class ProcessGroup::Monitor {
   void handle(int rank, const Frame& frame) {
     PeerState& state = states_[static_cast<size_t>(rank)];
     if (frame.type == FrameType::kFail) return announce(frame.payload);
+    if (frame.type == FrameType::kResult) return deliver_result({frame.payload});
     wire::Unpacker in(frame.payload);
     if (frame.type == FrameType::kHang) {
       const uint64_t who = in.integer();
       return announce_hang(who, in.rest());
-    }
-    if (frame.type == FrameType::kResult) {
-      std::vector<std::string> parts(static_cast<size_t>(info_.size));
-      for (std::string& part : parts) part = in.text();
-      return deliver_result(std::move(parts));
     }
     state.calls = in.integer();
     for (uint64_t n = in.integer(); n > 0; --n) {
@@ -365,25 +369,22 @@ class ProcessGroup::Monitor {
     if (is_leader() && frame.type == FrameType::kData) state.contributions.push_back(in.rest());
   }
 
-  // Passes the result of an exchange to the waiting thread.
+  // Passes the result of an exchange, or on rank 0 its parts, to the waiting thread.
   void deliver_result(std::vector<std::string> parts) {
     result_ = std::move(parts);
     changed_.notify_all();
   }
 
-  // On rank 0: once every rank has contributed its part, sends all parts to all ranks.
+  // On rank 0: delivers the parts of an exchange once every rank has contributed its own.
   void complete_exchanges() {
     if (!failure_.empty()) return;
     for (const PeerState& rank : states_)
       if (rank.contributions.empty()) return;
-    wire::Packer out;
     std::vector<std::string> parts;
     for (PeerState& rank : states_) {
       parts.push_back(std::move(rank.contributions.front()));
       rank.contributions.pop_front();
-      out.text(parts.back());
     }
-    send_to_all(FrameType::kResult, out.bytes());
     deliver_result(std::move(parts));
   }
 
@@ -582,13 +583,29 @@ uint64_t ProcessGroup::record_call(std::string_view call) {
 void ProcessGroup::set_device_call(uint64_t number, bool begun) {
   monitor_->set_device_call(number, begun);
 }
-std::vector<std::string> ProcessGroup::exchange(std::string_view call, std::string_view bytes) {
-  COHORT_CHECK(bytes.size() <= max_part(), "[", call, "] a rank may contribute at most ",
-               max_part(), " bytes to an exchange, got ", bytes.size());
-  return monitor_->exchange(call, bytes);
+std::string ProcessGroup::combine(std::string_view call, std::string_view bytes,
+                                  const Combine& combine) {
+  COHORT_CHECK(bytes.size() <= max_exchange_, "[", call, "] a rank may contribute at most ",
+               max_exchange_, " bytes to an exchange, got ", bytes.size());
+  return monitor_->combine(call, bytes, combine);
 }
 std::string ProcessGroup::broadcast(std::string_view call, std::string_view text) {
-  return exchange(call, rank() == 0 ? text : std::string_view())[0];
+  return combine(call, rank() == 0 ? text : std::string_view(),
+                 [](std::vector<std::string> parts) { return std::move(parts[0]); });
+}
+std::vector<std::string> ProcessGroup::exchange(std::string_view call, std::string_view bytes) {
+  const size_t limit = max_exchange_ / static_cast<size_t>(size());
+  COHORT_CHECK(bytes.size() <= limit, "[", call, "] a rank may contribute at most ", limit,
+               " bytes to this exchange, got ", bytes.size());
+  const std::string all = combine(call, bytes, [](const std::vector<std::string>& parts) {
+    wire::Packer out;
+    for (const std::string& part : parts) out.text(part);
+    return out.bytes();
+  });
+  wire::Unpacker in(all);
+  std::vector<std::string> out(static_cast<size_t>(size()));
+  for (std::string& part : out) part = in.text();
+  return out;
 }
 void ProcessGroup::fail(const std::string& reason) {
   monitor_->fail(reason);

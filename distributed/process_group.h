@@ -31,7 +31,7 @@ class ProcessGroup : NonCopyable {
     // Limit for a rank that makes no progress (core/progress.h) and does not wait for others: then
     // the run fails. 0 or no function: without limit. Rank 0's is called, on another thread.
     std::function<std::chrono::milliseconds()> watchdog;
-    // Bytes that all ranks together may contribute to one exchange.
+    // Bytes of a rank's part of an exchange, and of the result that every rank receives.
     size_t max_exchange = size_t{1} << 26;
     // Called on another thread when the grace period has expired.
     std::function<void(const std::string& failure, Origin origin)> on_overdue;
@@ -59,12 +59,17 @@ class ProcessGroup : NonCopyable {
   // Reports the first recorded call that this rank's device has not completed (0: none), and
   // whether the device has begun it, so that it waits for the other ranks.
   void set_device_call(uint64_t number, bool begun);
-  // All-gather: returns the bytes of every rank in rank order. Each rank contributes at most
-  // max_part() bytes. Throws PeerError if another rank fails or makes a different call.
-  std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
-  size_t max_part() const { return max_exchange_ / static_cast<size_t>(info_.size); }
-  // Returns rank 0's text on every rank.
+  // Returns combine(the bytes of every rank in rank order), which rank 0 calls, on every rank. Each
+  // rank contributes at most max_exchange() bytes. Throws PeerError if another rank fails or makes
+  // a different call.
+  using Combine = std::function<std::string(std::vector<std::string> parts)>;
+  std::string combine(std::string_view call, std::string_view bytes, const Combine& combine);
+  size_t max_exchange() const { return max_exchange_; }
+  // Returns rank 0's text on every rank, once all have called it.
   std::string broadcast(std::string_view call, std::string_view text);
+  // All-gather: returns the bytes of every rank in rank order. Rank 0 sends them all to every rank:
+  // for a few bytes. Each rank contributes at most max_exchange() / size() bytes.
+  std::vector<std::string> exchange(std::string_view call, std::string_view bytes);
 
   // Reports to the other ranks that this rank fails, with the reason. All ranks report the first
   // failure of a run; later ones are ignored.

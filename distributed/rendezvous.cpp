@@ -22,7 +22,7 @@ using wire::Frame;
 using wire::FrameType;
 
 constexpr uint64_t kMagic = 0x54524f484f43;  // "COHORT"
-constexpr uint64_t kVersion = 2;
+constexpr uint64_t kVersion = 3;
 constexpr size_t kMaxHello = 4096;
 constexpr const char* kNoHandshake = "it sent no valid handshake";
 constexpr size_t kMaxUnknownPeers = 256;

@@ -59,12 +59,19 @@ std::optional<std::pair<std::string, std::string>> find_difference(
 
 // Ranks with different keys would diverge, or silently train a mixture.
 void check_equal_plans(const RunPlan& plan, ProcessGroup& group) {
-  const std::vector<std::string> plans = group.exchange("configuration", fields_of(plan).dump());
-  const Json first = parse_json(plans[0], "configuration");
-  for (size_t rank = 1; rank < plans.size(); ++rank)
-    if (const auto keys = find_difference(first, parse_json(plans[rank], "configuration")))
-      throw InputError(str("the ranks have different configurations: rank 0 has ", keys->first,
-                           ", rank ", rank, " has ", keys->second));
+  const Json own = fields_of(plan);
+  const Json first = parse_json(group.broadcast("configuration", own.dump()), "configuration");
+  const auto keys = find_difference(first, own);
+  const std::string problem =
+      group.combine("different configuration",
+                    keys ? str("the ranks have different configurations: rank 0 has ", keys->first,
+                               ", rank ", group.rank(), " has ", keys->second)
+                         : "",
+                    [](const std::vector<std::string>& all) {
+                      const auto first = std::ranges::find_if_not(all, &std::string::empty);
+                      return first == all.end() ? "" : *first;
+                    });
+  if (!problem.empty()) throw InputError(problem);
 }
 
 // True for a key that may differ between the starts of one run with --continue, of any stage.

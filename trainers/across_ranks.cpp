@@ -12,6 +12,14 @@ namespace {
 
 constexpr size_t kPiece = 1 << 22;  // numbers that a device holds at a time
 
+// The size of each list, which one rank has.
+template <class List>
+std::vector<double> sizes_of(Communicator& comm, const std::vector<List>& lists) {
+  std::vector<double> sizes;
+  for (const List& list : lists) sizes.push_back(static_cast<double>(list.size()));
+  return reduce_over_ranks(comm, sizes);
+}
+
 }  // namespace
 
 std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
@@ -33,9 +41,7 @@ std::vector<std::vector<double>> gather_numbers(Communicator& comm,
                                                 const std::vector<std::vector<double>>& lists,
                                                 Device device) {
   if (comm.size() == 1) return lists;
-  std::vector<double> sizes;
-  for (const std::vector<double>& list : lists) sizes.push_back(static_cast<double>(list.size()));
-  sizes = reduce_over_ranks(comm, sizes);
+  const std::vector<double> sizes = sizes_of(comm, lists);
   // Sums over ranks, of which only one has nonzero values.
   std::vector<double> numbers;
   for (size_t i = 0; i < lists.size(); ++i) {
@@ -60,25 +66,30 @@ std::vector<std::vector<double>> gather_numbers(Communicator& comm,
 }
 
 std::vector<std::string> gather_texts(Communicator& comm, const std::vector<std::string>& texts) {
-  std::vector<std::vector<double>> bytes;
-  for (const std::string& text : texts) {
-    std::vector<double>& list = bytes.emplace_back();
-    for (const char c : text) list.push_back(static_cast<unsigned char>(c));
+  if (comm.size() == 1) return texts;
+  const std::vector<double> sizes = sizes_of(comm, texts);
+  // Eight bytes are an integer, whose sum over ranks has no carry: one rank has a nonzero byte.
+  std::string bytes;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    bytes += texts[i];
+    bytes.resize(bytes.size() + static_cast<size_t>(sizes[i]) - texts[i].size());
   }
+  Tensor sums = Tensor::zeros({(std::ssize(bytes) + 7) / 8}, DType::kI64);
+  std::ranges::copy(bytes, static_cast<char*>(sums.raw()));
+  if (!bytes.empty()) comm.all_reduce(sums);
   std::vector<std::string> all;
-  for (const std::vector<double>& list : gather_numbers(comm, bytes)) {
-    std::string& text = all.emplace_back();
-    for (const double byte : list) text += static_cast<char>(static_cast<unsigned char>(byte));
+  const char* next = static_cast<const char*>(sums.raw());
+  for (const double size : sizes) {
+    all.emplace_back(next, static_cast<size_t>(size));
+    next += all.back().size();
   }
   return all;
 }
 
 std::string first_text(Communicator& comm, const std::string& text) {
-  std::vector<std::string> texts(static_cast<size_t>(comm.size()));
-  texts[static_cast<size_t>(comm.rank())] = text;
-  for (const std::string& each : gather_texts(comm, texts))
-    if (!each.empty()) return each;
-  return "";
+  double first = text.empty() ? -comm.size() : -comm.rank();
+  reduce_in_place(comm, {&first}, Reduce::kMax);
+  return gather_texts(comm, {comm.rank() == -static_cast<int>(first) ? text : ""})[0];
 }
 
 void on_all_ranks(Communicator& comm, const std::function<void()>& work) {

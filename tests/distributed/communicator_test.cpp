@@ -17,7 +17,7 @@ namespace {
 using test::bit_equal;
 using test::random_tensor;
 
-constexpr int kRankCounts[] = {1, 2, 3, 5};
+constexpr int kRankCounts[] = {1, 2, 3, 5, 8, 15};
 constexpr int64_t kSizes[] = {0, 1, 4, 5, 7, 2048, 10001};
 
 // Runs body on `ranks` ranks and returns the error of each ("" without one).
@@ -49,35 +49,45 @@ class PerRank {
   std::vector<Tensor> tensors_;
 };
 
-// ((t0 + t1) + t2) + ... element by element; bf16 in f32, rounded once.
-Tensor sum_in_rank_order(const std::vector<Tensor>& parts) {
+// a + b element by element.
+Tensor plus(const Tensor& a, const Tensor& b) {
+  Tensor out = a.clone();
+  dispatch_all(out.dtype(), [&]<class T>() {
+    if constexpr (!is_narrow<T>)
+      for (int64_t i = 0; i < out.numel(); ++i)
+        out.data<T>()[i] = static_cast<T>(a.data<T>()[i] + b.data<T>()[i]);
+  });
+  return out;
+}
+
+// ((t0 + t1) + (t2 + t3)) + ...: neighbours are added, then neighbouring sums, until one is left;
+// bf16 in f32, rounded once.
+Tensor sum_in_tree(std::vector<Tensor> parts) {
   const DType dtype = parts[0].dtype();
-  Tensor total = parts[0].to(dtype == DType::kBF16 ? DType::kF32 : dtype).clone();
-  for (size_t r = 1; r < parts.size(); ++r) {
-    const Tensor part = parts[r].to(total.dtype());
-    dispatch_all(total.dtype(), [&]<class T>() {
-      if constexpr (!is_narrow<T>)
-        for (int64_t i = 0; i < total.numel(); ++i)
-          total.data<T>()[i] = static_cast<T>(total.data<T>()[i] + part.data<T>()[i]);
-    });
+  for (Tensor& part : parts) part = part.to(dtype == DType::kBF16 ? DType::kF32 : dtype);
+  while (parts.size() > 1) {
+    std::vector<Tensor> sums;
+    for (size_t r = 0; r + 1 < parts.size(); r += 2) sums.push_back(plus(parts[r], parts[r + 1]));
+    if (parts.size() % 2 == 1) sums.push_back(parts.back());
+    parts = sums;
   }
-  return total.to(dtype);
+  return parts[0].to(dtype);
 }
 
 std::vector<Tensor> random_parts(int ranks, int64_t n, DType dtype) {
   std::vector<Tensor> parts;
   // Values of different magnitude per rank, so that the bits of a sum depend on its order.
   for (int r = 0; r < ranks; ++r)
-    parts.push_back(random_tensor({n}, DType::kF64, 100 + r, std::pow(30.0, r)).to(dtype));
+    parts.push_back(random_tensor({n}, DType::kF64, 100 + r, std::pow(4.0, r)).to(dtype));
   return parts;
 }
 
-TEST(LocalRanks, AllReduceSumsInRankOrderWithEqualBitsOnEveryRank) {
+TEST(LocalRanks, AllReduceSumsInATreeOverRanksWithEqualBitsOnEveryRank) {
   for (const int ranks : kRankCounts)
     for (const int64_t n : kSizes)
       for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
         const auto parts = random_parts(ranks, n, dtype);
-        const Tensor expected = sum_in_rank_order(parts);
+        const Tensor expected = sum_in_tree(parts);
         PerRank results(ranks);
         run_local_ranks(ranks, [&](Communicator& comm) {
           Tensor t = parts[comm.rank()].clone();
@@ -92,15 +102,15 @@ TEST(LocalRanks, AllReduceSumsInRankOrderWithEqualBitsOnEveryRank) {
 
 TEST(LocalRanks, TheSumDependsOnTheOrder) {
   // Guards the test above, which could not detect a wrong order if all orders gave these bits.
-  auto parts = random_parts(3, 1000, DType::kF32);
-  const Tensor forward = sum_in_rank_order(parts);
-  std::swap(parts[0], parts[2]);
-  EXPECT_FALSE(bit_equal(forward, sum_in_rank_order(parts)));
+  const auto parts = random_parts(5, 1000, DType::kF32);
+  Tensor left_fold = parts[0];
+  for (size_t r = 1; r < parts.size(); ++r) left_fold = plus(left_fold, parts[r]);
+  EXPECT_FALSE(bit_equal(left_fold, sum_in_tree(parts)));
 }
 
 TEST(LocalRanks, AllReduceDoesNotDependOnTheNumberOfThreads) {
   const auto parts = random_parts(3, 50000, DType::kF32);
-  const Tensor expected = sum_in_rank_order(parts);
+  const Tensor expected = sum_in_tree(parts);
   const int before = num_threads();
   for (const int threads : {1, 2, 3, 9}) {
     set_num_threads(threads);

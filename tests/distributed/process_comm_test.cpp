@@ -1,7 +1,9 @@
 // CPU collectives between processes: the same bits as between ranks of one process.
+#include <atomic>
 #include <cmath>
 
 #include "distributed/communicator.h"
+#include "distributed/rendezvous.h"
 #include "tests/distributed/process_ranks.h"
 
 namespace cohort {
@@ -18,7 +20,7 @@ std::vector<Tensor> results_of(Communicator& comm) {
   for (const int64_t n : {0, 1, 7, 2049})
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kI64, DType::kI32}) {
       Tensor sum = random_tensor({n}, DType::kF64, 100 + static_cast<uint64_t>(comm.rank()),
-                                 std::pow(30.0, comm.rank()))
+                                 std::pow(4.0, comm.rank()))
                        .to(dtype);
       Tensor max = sum.clone();
       comm.all_reduce(sum);
@@ -36,8 +38,7 @@ std::vector<Tensor> results_of(Communicator& comm) {
   return out;
 }
 
-// With the default limit, where tensors fit into one exchange, and in chunks of 168 bytes (2 ranks)
-// or 112 (3 ranks).
+// With the default limit, where tensors fit into one exchange, and in chunks of 336 bytes.
 class ProcessCommunicator : public testing::TestWithParam<size_t> {
  protected:
   static ProcessGroup::Options options() {
@@ -50,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(MaxExchange, ProcessCommunicator,
                          testing::Values(ProcessGroup::Options{}.max_exchange, size_t{340}));
 
 TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
-  for (const int ranks : {2, 3}) {
+  for (const int ranks : {2, 3, 6}) {
     std::vector<std::vector<Tensor>> expected(static_cast<size_t>(ranks));
     run_local_ranks(ranks, [&](Communicator& comm) {
       expected[static_cast<size_t>(comm.rank())] = results_of(comm);
@@ -69,6 +70,64 @@ TEST_P(ProcessCommunicator, GivesTheBitsOfRanksInOneProcess) {
         },
         options()));
   }
+}
+
+TEST(Exchanges, APartMayBeAsLargeForManyRanks) {
+  auto options = test::quick_options();
+  options.max_exchange = 340;
+  const std::string text(options.max_exchange, 'x');
+  expect_no_errors(run_process_ranks(
+      3,
+      [&](ProcessGroup& group) {
+        EXPECT_EQ(group.broadcast("text", group.rank() == 0 ? text : ""), text);
+        if (group.rank() == 0)
+          EXPECT_THROW_WITH(group.broadcast("text", text + "x"), Error, "at most 340 bytes");
+      },
+      options));
+}
+
+// Plays a rank above 0 in an exchange to which it contributes `part`, and returns the bytes that
+// rank 0 has sent it until the result was there.
+size_t bytes_sent_to(const RankInfo& info, const std::string& call, const std::string& part) {
+  std::vector<Peer> peers = rendezvous(info, std::chrono::milliseconds(10000));
+  wire::Connection& connection = peers[0].connection;
+  connection.post(wire::FrameType::kData,
+                  wire::Packer().integer(1).integer(1).text(call).bytes() + part);
+  size_t received = 0;
+  for (bool done = false; !done && connection.is_open();) {
+    connection.send();
+    poll_until(Clock::now() + std::chrono::milliseconds(10), {{connection.fd(), POLLIN, 0}});
+    connection.receive();
+    while (const auto frame = connection.next()) {
+      received += frame->payload.size();
+      done |= frame->type == wire::FrameType::kResult;
+    }
+  }
+  connection.post(wire::FrameType::kExit, wire::Packer().integer(1).integer(0).bytes());
+  connection.send();
+  return received;
+}
+
+TEST(Exchanges, RankZeroSendsAResultOnceToEachOf64Ranks) {
+  constexpr int kRanks = 64;
+  const int port = free_port();
+  Tensor sum = Tensor::full({4096}, 1, DType::kF32);
+  const auto bytes = static_cast<size_t>(sum.nbytes());
+  const std::string part(static_cast<const char*>(sum.raw()), bytes);
+  std::atomic<size_t> sent = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 1; rank < kRanks; ++rank)
+      threads.emplace_back([&, rank] {
+        sent +=
+            bytes_sent_to(test::local_info(rank, kRanks, port), "all_reduce of f32[4096]", part);
+      });
+    ProcessGroup group(test::local_info(0, kRanks, port), ProcessGroup::default_options());
+    make_communicator(group, Device{})->all_reduce(sum);
+  }
+  EXPECT_TRUE(bit_equal(sum, Tensor::full({4096}, kRanks, DType::kF32)));
+  EXPECT_GE(sent, (kRanks - 1) * bytes);
+  EXPECT_LT(sent, 2 * kRanks * bytes);  // half of it for heartbeats on a busy machine
 }
 
 TEST_P(ProcessCommunicator, DisagreementIsReportedWithBothCalls) {

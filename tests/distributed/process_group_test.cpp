@@ -159,7 +159,7 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
         sleep_ms(1);
       }
       for (int death = 0; death < 5; ++death)
-        connect_and_send(port, hello(2, 3, 1));  // closed immediately
+        connect_and_send(port, hello(3, 3, 1));  // closed immediately
       std::jthread again(
           [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(10000)); }); });
       std::jthread other(
@@ -171,19 +171,19 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
 
 TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
   const test::ExpectLog warning(
-      "it speaks version 3 of the protocol, rank 0 2; hint: run one build");
+      "it speaks version 4 of the protocol, rank 0 3; hint: run one build");
   const int port = free_port();
   std::jthread server([&] {
     EXPECT_EQ(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(10000)); }), "");
   });
   std::string why;
   while (!connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
-  const Descriptor old = connect_and_send(port, hello(3, 2, 1));
+  const Descriptor old = connect_and_send(port, hello(4, 2, 1));
   char answer[256];
   ssize_t n = -1;
   while ((n = ::recv(old.get(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
-                  "it speaks version 3");
+                  "it speaks version 4");
   std::jthread current([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
 }
 

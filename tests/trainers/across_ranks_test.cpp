@@ -2,7 +2,7 @@
 #include "trainers/across_ranks.h"
 
 #include "core/allocator.h"
-#include "tests/support/test_util.h"
+#include "tests/distributed/process_ranks.h"
 
 namespace cohort::test {
 namespace {
@@ -44,6 +44,33 @@ TEST(GatherTexts, GivesEveryRankAllTexts) {
     for (size_t i = 0; i < all.size(); ++i)
       if (static_cast<int>(i) % comm.size() == comm.rank()) texts[i] = all[i];
     EXPECT_EQ(gather_texts(comm, texts), all);
+  });
+}
+
+TEST(GatherTexts, SendsAByteForAByte) {
+  const std::vector<std::string> all{std::string(300, '\xff'), "", std::string(99, 'x')};
+  expect_no_errors(run_process_ranks(3, [&](ProcessGroup& group) {
+    const auto comm = make_communicator(group, Device{});
+    std::vector<std::string> texts(3);
+    texts[static_cast<size_t>(group.rank())] = all[static_cast<size_t>(group.rank())];
+    EXPECT_EQ(gather_texts(*comm, texts), all);
+    comm->barrier();
+    if (group.rank() > 0) return;
+    const std::string calls = group.history();
+    EXPECT_NE(
+        calls.find("call 1 (all_reduce of f64[3])\n  call 2 (all_reduce of i64[50])\n  call 3 "
+                   "(barrier)"),
+        std::string::npos)
+        << calls;
+  }));
+}
+
+TEST(FirstText, IsThatOfTheFirstRankWithOne) {
+  run_local_ranks(3, [](Communicator& comm) {
+    EXPECT_EQ(first_text(comm, comm.rank() == 0 ? "" : str(comm.rank())), "1");
+    EXPECT_EQ(first_text(comm, comm.rank() == 2 ? "last" : ""), "last");
+    EXPECT_EQ(first_text(comm, str(comm.rank())), "0");
+    EXPECT_EQ(first_text(comm, ""), "");
   });
 }
 
