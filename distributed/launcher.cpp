@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <random>
 #include <string_view>
 
 #include "sys/polling.h"
@@ -18,14 +19,11 @@ constexpr std::chrono::milliseconds kPollInterval{50};
 
 // The environment variables of a rank: those of this process, except for what another launcher has
 // set.
-std::vector<std::string> environment_of(int rank, int count, int port) {
-  std::vector<std::string> out = {str("RANK=", rank),
-                                  str("WORLD_SIZE=", count),
-                                  str("LOCAL_RANK=", rank),
-                                  str("LOCAL_WORLD_SIZE=", count),
-                                  "MASTER_ADDR=127.0.0.1",
-                                  str("MASTER_PORT=", port),
-                                  "TORCHELASTIC_USE_AGENT_STORE="};
+std::vector<std::string> environment_of(int rank, int count, int port, const std::string& run) {
+  std::vector<std::string> out = {str("RANK=", rank),           str("WORLD_SIZE=", count),
+                                  str("LOCAL_RANK=", rank),     str("LOCAL_WORLD_SIZE=", count),
+                                  "MASTER_ADDR=127.0.0.1",      str("MASTER_PORT=", port),
+                                  "TORCHELASTIC_RUN_ID=" + run, "TORCHELASTIC_USE_AGENT_STORE="};
   const auto rank_variables = static_cast<std::ptrdiff_t>(out.size());
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry, name = text.substr(0, text.find('=') + 1);
@@ -58,9 +56,10 @@ class Launcher {
   LaunchResult run() {
     const Descriptor input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int port = free_port();
+    const std::string run = str("cohort-", std::random_device()());  // another may use the port too
     for (size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].number = static_cast<int>(i);
-      start(ranks_[i], port, input.get());
+      start(ranks_[i], environment_of(ranks_[i].number, options_.count, port, run), input.get());
     }
     const auto has_ended = [](const Rank& rank) { return rank.status.has_value(); };
     while (!std::all_of(ranks_.begin(), ranks_.end(), has_ended)) {
@@ -82,9 +81,8 @@ class Launcher {
 
  private:
   // Only the launcher receives an interrupt from the terminal, and it forwards the signal once.
-  void start(Rank& rank, int port, int input) {
-    SpawnOptions program{.command = options_.command,
-                         .environment = environment_of(rank.number, options_.count, port)};
+  void start(Rank& rank, const std::vector<std::string>& environment, int input) {
+    SpawnOptions program{.command = options_.command, .environment = environment};
     program.streams[0] = input;
     Descriptor writing;
     if (rank.number > 0) {

@@ -72,14 +72,17 @@ void locate_by_slurm(const Reader& in, RankInfo& info) {
   info.master_addr = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR")
                                            : first_host(in.required("SLURM_STEP_NODELIST"));
   info.run = in.text("SLURM_JOB_ID") + "." + in.text("SLURM_STEP_ID");
-  // Jobs on the same host must not connect to each other: derive a port from the job id, below the
-  // ephemeral range.
+  // Steps on the same host must not connect to each other: derive a port from job and step, below
+  // the ephemeral range. Neighbouring jobs have other ports than the first steps of a job.
+  const int64_t step =
+      in.leading_number("SLURM_JOB_ID") + int64_t{101} * in.leading_number("SLURM_STEP_ID");
   info.master_port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535)
-                                           : 20000 + in.leading_number("SLURM_JOB_ID") % 10000;
+                                           : 20000 + static_cast<int>(step % 10000);
 }
 
 void locate_by_open_mpi(const Reader& in, RankInfo& info) {
   info.local_size = in.number("OMPI_COMM_WORLD_LOCAL_SIZE", info.local_rank + 1, info.size);
+  info.run = in.text("PMIX_NAMESPACE");
   if (in.has("MASTER_ADDR"))
     info.master_addr = in.text("MASTER_ADDR");
   else if (info.local_size == info.size)

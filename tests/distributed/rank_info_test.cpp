@@ -72,6 +72,9 @@ TEST(RankInfo, FollowsTheLaunchersVariables) {
       {"srun with the user's MASTER_ADDR",
        with(kSlurm, {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4000"}}),
        {3, 8, 3, 4, "10.0.0.1", 4000, "Slurm"}},
+      {"another step of the job",
+       with(kSlurm, {{"SLURM_STEP_ID", "2"}}),
+       {3, 8, 3, 4, "node08", 23658, "Slurm"}},
       {"a batch script without srun", kBatch, {}},
       {"one process of srun",
        with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}),
@@ -93,6 +96,14 @@ TEST(RankInfo, FollowsTheLaunchersVariables) {
     EXPECT_EQ(info.master_port, row.expected.master_port);
     EXPECT_EQ(info.source, row.expected.source);
   }
+}
+
+TEST(RankInfo, NamesTheRun) {
+  EXPECT_EQ(info_of(kTorchrun).run, "");
+  EXPECT_EQ(info_of(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "a7"}})).run, "a7");
+  EXPECT_EQ(info_of(with(kSlurm, {{"SLURM_STEP_ID", "2"}})).run, "123456.2");
+  EXPECT_EQ(info_of(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-node7-4242@1"}})).run,
+            "prterun-node7-4242@1");
 }
 
 TEST(RankInfo, NamesTheVariableThatIsMissingOrInvalid) {
