@@ -76,11 +76,35 @@ LoadedModel load(const StageSetup& setup, const std::string& checkpoint) {
   return load_model(checkpoint, model_with_head(config), config.data, config.dtype, setup.device);
 }
 
+// load_found() of the checkpoint that rank 0 finds, by its name in `path`. Every rank calls it.
+LoadedModel load_for_ranks(const StageSetup& setup, const std::string& path,
+                           const std::function<LoadedModel(const std::string& from)>& load) {
+  for (;;) {
+    std::string name;
+    if (setup.is_main()) name = find_checkpoint(path).substr(path.size());
+    const std::string checkpoint = path + first_text(setup.comm, name);
+    LoadedModel out;
+    double is_missing = 0, has_main = 0;
+    try {
+      out = load(checkpoint);
+    } catch (const Error&) {
+      if (path_exists(checkpoint)) throw;
+      is_missing = 1;
+    }
+    if (setup.is_main()) has_main = path_exists(checkpoint);
+    reduce_in_place(setup.comm, {&is_missing, &has_main}, Reduce::kMax);
+    if (is_missing == 0) return out;
+    if (has_main > 0)
+      throw InputError(str(checkpoint, ", which rank 0 reads, is not visible to every rank",
+                           "; hint: it must be on a file system that all hosts share"));
+  }
+}
+
 // The model of init_from; an empty one without it.
 LoadedModel load_start(const StageSetup& setup) {
   if (setup.config.init_from.empty()) return {};
-  return load_found(setup.config.init_from,
-                    [&](const std::string& from) { return load(setup, from); });
+  return load_for_ranks(setup, setup.config.init_from,
+                        [&](const std::string& from) { return load(setup, from); });
 }
 
 std::unique_ptr<Transformer> new_model(const StageSetup& setup, const ModelConfig& config) {
@@ -268,7 +292,7 @@ Reference::Reference(const StageSetup& setup, const Transformer& model,
 void Reference::load_teacher(const StageSetup& setup, const Dataset& data, TrainState& state) {
   const std::string& folder = config_.grpo.reference;
   check_teacher(config_, trained_.config(), *data.tokenizer);
-  LoadedModel loaded = load_found(folder, [&](const std::string& from) {
+  LoadedModel loaded = load_for_ranks(setup, folder, [&](const std::string& from) {
     return load_model(from, config_.dtype, setup.device);
   });
   const std::string found = model_fingerprint(loaded);

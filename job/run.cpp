@@ -484,18 +484,20 @@ StageEnd Run::run_stage(size_t index, Reporter& reporter, const std::atomic<bool
     try {
       return train_stage(index, before, reporter, stop);
     } catch (const BadStart& e) {
-      const auto older = newest_checkpoint(checkpoints, e.checkpoint);
-      if (!older)
+      // Rank 0 names it for all. Processes fall back together or not at all: a rank that does not
+      // get here makes another call, which ends the run.
+      std::string older;
+      if (is_main()) older = newest_checkpoint(checkpoints, e.checkpoint).value_or("");
+      const std::string bad = fs::path(e.checkpoint).filename();
+      if (group_ != nullptr) older = group_->broadcast("back from " + bad, older);
+      if (older.empty())
         throw NonFiniteError(str(e.what(), "; this was the first update after resuming from ",
                                  e.checkpoint,
                                  ", and there is no checkpoint before it; hint: start a new run"));
-      // Processes fall back together or not at all: a rank that does not get here makes another
-      // call, which ends the run.
-      if (group_ != nullptr) group_->exchange("back to " + *older, {});
       if (is_main()) {
         reporter.end_stage();
         logging::warn("the first update after resuming from ", e.checkpoint, " failed (", e.what(),
-                      "); going back to ", *older);
+                      "); going back to ", older);
       }
       before = e.checkpoint;
     }

@@ -283,5 +283,27 @@ TEST_F(Splits, FirstGrpoStepMeasuresTheSameOnAnyNumberOfRanks) {
   }
 }
 
+// init_from, on hosts with different directories.
+TEST(Ranks, StartFromTheCheckpointThatRankZeroNames) {
+  const TempDir dir;
+  const RunPlan plan = small_plan(dir, "run", kSmallCommon + kSmallSft);
+  const std::string one = train_interrupted(plan, 1), three = train_interrupted(plan, 3);
+  std::filesystem::create_directory(dir.path("new"));
+  const std::atomic<bool> stop{false};
+  Reporter reporter;
+  const auto start = [&](const std::string& of_rank_0, const std::string& of_rank_1) {
+    run_local_ranks(2, [&](Communicator& comm) {
+      TrainConfig config = plan.stages[0];
+      config.init_from = comm.rank() == 0 ? of_rank_0 : of_rank_1;
+      const Stage stage({config, dir.path("new"), comm, reporter, stop});
+    });
+  };
+  EXPECT_THROW_WITH(start(one, three), InputError,
+                    "checkpoints/step-00000001, which rank 0 reads, is not visible to every rank");
+  std::filesystem::copy(one + "/checkpoints/step-00000001", three + "/checkpoints/step-00000001",
+                        std::filesystem::copy_options::recursive);
+  EXPECT_NO_THROW(start(one, three));  // a newer one of rank 1 does not count
+}
+
 }  // namespace
 }  // namespace cohort::test
