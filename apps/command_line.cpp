@@ -187,8 +187,12 @@ void add_train(CLI::App& app, int& code) {
                 "resume the run in output_dir if it is there, start it there if not: for launchers "
                 "that restart a command")
       ->excludes(resume);
-  add_number(command, "--gpus", options.gpus,
-             "train on the first N GPUs of this machine, one process each");
+  CLI::Option* gpus = add_number(command, "--gpus", options.gpus,
+                                 "train on the first N GPUs of this machine, one process each");
+  add_number(command, "--restarts", options.restarts,
+             "with --gpus: start all processes again, from the newest checkpoint of the run, up to "
+             "N times after one has died or failed; not after bad input or an interrupt")
+      ->needs(gpus);
   add_number(command, "--profile", options.profile,
              "write a trace of N steps, starting at the third, to the run's trace.json: kernels, "
              "host, phases");

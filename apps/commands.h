@@ -36,6 +36,8 @@ std::vector<std::string>& own_program();
 // When resuming, `config` is the first of the overrides.
 struct TrainOptions : TrainRequest {
   int gpus = 0;  // > 0: one process for each of N GPUs of this machine
+  // With `gpus`: starts of all processes, from the newest checkpoint, after one has failed.
+  int restarts = 0;
 };
 // Installs the signal handlers of apps/signals.h.
 int train(const TrainOptions& options);

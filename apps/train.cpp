@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <future>
 #include <optional>
 #include <system_error>
@@ -82,8 +83,8 @@ int train_watched(const TrainOptions& options, const std::atomic<bool>& stop,
   }
 }
 
-// Throws InputError if --gpus cannot be satisfied.
-void check_gpus(const TrainOptions& options, const RankInfo& info) {
+// Returns the plan. Throws InputError if --gpus cannot be satisfied.
+RunPlan check_gpus(const TrainOptions& options, const RankInfo& info) {
   if (info.size > 1)
     throw InputError(str("--gpus: this process is already rank ", info.rank, " of ", info.size,
                          " that ", info.source, " started; hint: omit --gpus"));
@@ -96,10 +97,20 @@ void check_gpus(const TrainOptions& options, const RankInfo& info) {
   if (options.gpus > cuda_device_count())
     throw InputError(
         str("--gpus: ", options.gpus, " GPUs requested, this machine has ", usable_cuda_devices()));
+  return plan;
 }
 
-int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
-  LaunchOptions launch_options{.count = options.gpus, .exit_code_of_peer = kPeerFailed};
+int launch(TrainOptions options, const RunPlan& plan, const std::atomic<bool>& stop) {
+  LaunchOptions launch_options{
+      .count = options.gpus, .exit_code_of_peer = kPeerFailed, .restarts = options.restarts};
+  launch_options.final_codes = {kBadInput, kInterrupted};
+  // Every start has the same command: a new run gets its directory here, and is continued there.
+  std::string directory;
+  if (options.restarts > 0 && options.resume.empty() && !options.continues) {
+    directory = create_run_directory(plan.output_dir);
+    options.continues = true;
+    options.overrides.push_back("output_dir=" + directory);
+  }
   std::vector<std::string>& command = launch_options.command;
   command = own_program();
   command.emplace_back("train");
@@ -112,7 +123,14 @@ int launch(const TrainOptions& options, const std::atomic<bool>& stop) {
   launch_options.on_line = [](int rank, const std::string& line) {
     print(stderr, str("[rank ", rank, "] ", line, "\n"));
   };
+  launch_options.on_restart = [](const LaunchResult& failed) {
+    if (!failed.message.empty()) print_error(failed.message);
+    logging::warn("a rank has failed (exit code ", failed.code,
+                  "); all start again from the newest checkpoint");
+  };
   const LaunchResult result = launch_ranks(launch_options, stop);
+  std::error_code error;
+  std::filesystem::remove(directory, error);  // if bad input has left it empty
   if (!result.message.empty()) print_error(result.message);
   return result.code;
 }
@@ -133,11 +151,13 @@ void expect_cuda(const RunPlan& plan) {
 
 int train(const TrainOptions& options) {
   const RankInfo info = rank_info();
-  if (options.gpus > 0) check_gpus(options, info);
-  const std::atomic<bool>& stop = stop_on_signals(options.gpus > 1 ? SignalVerbosity::kWaitNotice
+  RunPlan plan;
+  if (options.gpus > 0) plan = check_gpus(options, info);
+  const bool launches = options.gpus > 1 || options.restarts > 0;
+  const std::atomic<bool>& stop = stop_on_signals(launches         ? SignalVerbosity::kWaitNotice
                                                   : info.rank == 0 ? SignalVerbosity::kAll
                                                                    : SignalVerbosity::kNone);
-  if (options.gpus > 1) return launch(options, stop);
+  if (launches) return launch(options, plan, stop);
   return train_watched(options, stop, info);
 }
 

@@ -157,7 +157,15 @@ class Launcher {
 LaunchResult launch_ranks(const LaunchOptions& options, const std::atomic<bool>& stop) {
   COHORT_CHECK(options.count >= 1 && !options.command.empty(),
                "[launch_ranks] expected a command and at least one rank, got ", options.count);
-  return Launcher(options, stop).run();
+  LaunchResult result = Launcher(options, stop).run();
+  const auto is_final = [&] {
+    return stop || result.code == 0 || std::ranges::count(options.final_codes, result.code) > 0;
+  };
+  for (int restart = 0; restart < options.restarts && !is_final(); ++restart) {
+    if (options.on_restart) options.on_restart(result);
+    result = Launcher(options, stop).run();
+  }
+  return result;
 }
 
 }  // namespace cohort

@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "distributed/launcher.h"
 #include "job/config.h"
 #include "sys/sockets.h"
 #include "tests/apps/process.h"
@@ -113,14 +114,22 @@ TEST_F(RankProcesses, StopOnSignalsAndResume) {
   EXPECT_TRUE(model_of("run") == model_of("whole"));
 }
 
-// After a first update that is not finite all processes return to the same checkpoint.
+// After a first update that is not finite all processes return to the checkpoint that rank 0 names;
+// the host of rank 1 sees another one too.
 TEST_F(RankProcesses, ReturnToTheSameCheckpoint) {
   write_config(sft_);
   for (const Output& output : run(2, train({"steps=4", "checkpoint.every=2"})))
     ASSERT_EQ(output.code, 0) << output.err;
   const std::string bad = dir_.path("run/checkpoints/step-00000004");
   poison(dir_.path("run"), bad);
-  const auto outputs = run(2, Arguments{"train", "--resume", dir_.path("run"), "steps=6"});
+  const auto copy = [&](const std::string& from, const std::string& to) {
+    fs::copy(dir_.path(from), dir_.path(to), fs::copy_options::recursive);
+  };
+  copy("run", "seen");
+  copy("run/checkpoints/step-00000002", "seen/checkpoints/step-00000003");
+  const auto outputs = run(2, [&](int rank) {
+    return Arguments{"train", "--resume", dir_.path(rank == 0 ? "run" : "seen"), "steps=6"};
+  });
   for (const Output& output : outputs) EXPECT_EQ(output.code, 0) << output.err;
   EXPECT_NE(
       outputs[0].err.find("the first update after resuming from " + bad + " failed (rank 0: "),
@@ -206,6 +215,34 @@ TEST_F(RankProcesses, ContinueInOneDirectoryUntilTheRunIsDone) {
     }
   EXPECT_TRUE(model_of("run") == model_of("whole"));
   EXPECT_FALSE(fs::exists(dir_.path("run-2")));
+}
+
+// The ranks of `train --gpus 2 --restarts 3`, without GPUs: rank 1 is killed twice.
+TEST_F(RankProcesses, LaunchedAgainContinueTheRun) {
+  write_config(sft_);
+  for (const Output& output : run(2, train({"steps=300", "output_dir=" + dir_.path("whole")})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const std::string script =
+      "cd " + dir_.path() +
+      "; train() { exec " COHORT_BINARY
+      " train --continue run.yaml steps=300 checkpoint.every=20 > $RANK.txt 2>&1; }\n"
+      "echo >> starts.$RANK; start=$(wc -l < starts.$RANK)\n"
+      "test $RANK = 1 && test $start -lt 3 || train\n"
+      "train & until test -e run/checkpoints/step-00000${start}00; do sleep 0.01; done\n"
+      "kill -KILL $!; kill -KILL $$";
+  std::vector<int> failures;
+  const LaunchOptions options{
+      .command = {"/bin/sh", "-c", script},
+      .count = 2,
+      .exit_code_of_peer = 3,
+      .restarts = 3,
+      .final_codes = {2, 130},
+      .on_restart = [&](const LaunchResult& failed) { failures.push_back(failed.code); }};
+  EXPECT_EQ(launch_ranks(options, false).code, 0) << read_file(dir_.path("0.txt"));
+  EXPECT_EQ(failures, std::vector<int>(2, 128 + SIGKILL));
+  EXPECT_TRUE(model_of("run") == model_of("whole"));
+  EXPECT_FALSE(fs::exists(dir_.path("run-2")));
+  EXPECT_TRUE(fs::exists(dir_.path("run/starts/3.yaml")));
 }
 
 TEST_F(RankProcesses, ContinueADirectoryWithoutACheckpoint) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "tests/support/test_util.h"
@@ -57,6 +58,18 @@ TEST(Launcher, ReplacesWhatAnotherLauncherSet) {
   EXPECT_EQ(out.lines, std::vector<std::string>{"1: 2 ."});
 }
 
+// Two launchers may find the same port free.
+TEST(Launcher, EveryStartHasANameOfItsOwn) {
+  setenv("TORCHELASTIC_RUN_ID", "of another launcher", 1);
+  std::set<std::string> names;
+  for (int i = 0; i < 2; ++i)
+    for (const std::string& line : launch(shell(3, "echo $TORCHELASTIC_RUN_ID")).lines)
+      names.insert(line.substr(3));
+  unsetenv("TORCHELASTIC_RUN_ID");
+  EXPECT_EQ(names.size(), 2u);
+  for (const std::string& name : names) EXPECT_TRUE(name.starts_with("cohort-")) << name;
+}
+
 TEST(Launcher, TheFirstFailureGivesTheExitCode) {
   EXPECT_EQ(launch(shell(3, "test $RANK = 1 && exit 7; sleep 0.3; exit 9")).result.code, 7);
   EXPECT_EQ(launch(shell(2, "test $RANK = 1 && exit 2; exit 0")).result.code, 2);
@@ -81,6 +94,45 @@ TEST(Launcher, RanksThatOutliveAFailureAreKilled) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(5000));
   EXPECT_EQ(out.result.code, 5);
   EXPECT_EQ(out.result.message, "rank 0 was killed: it did not end after another rank had failed");
+}
+
+// Ranks that note their start and run `script`; returns the exit code and the starts of rank 0.
+std::pair<int, int> launch_again(int restarts, const std::string& script,
+                                 const std::atomic<bool>& stop = false) {
+  const test::TempDir dir;
+  LaunchOptions options =
+      shell(2, "cd " + dir.path() + "; test $RANK = 0 && echo >> starts; sleep 0.1; " + script);
+  options.restarts = restarts;
+  options.final_codes = {2, 130};
+  int announced = 0;
+  options.on_restart = [&](const LaunchResult& failed) {
+    EXPECT_NE(failed.code, 0);
+    ++announced;
+  };
+  const int code = launch(options, stop).result.code;
+  const int starts = static_cast<int>(test::read_file(dir.path("starts")).size());
+  EXPECT_EQ(starts, announced + 1);
+  return {code, starts};
+}
+
+TEST(Launcher, StartsAllAgainAfterAFailure) {
+  const std::string fails_twice = "test $(wc -l < starts) -gt 2 && exit 0; test $RANK = 1 && ";
+  for (const char* failure : {"kill -KILL $$", "exit 1", "exit 4"})
+    EXPECT_EQ(launch_again(5, fails_twice + failure + "; exit 3"), std::pair(0, 3)) << failure;
+  EXPECT_EQ(launch_again(2, "exit 1"), std::pair(1, 3));
+  EXPECT_EQ(launch_again(1, fails_twice + "kill -KILL $$; exit 3"), std::pair(128 + SIGKILL, 2));
+  EXPECT_EQ(launch_again(0, "exit 1"), std::pair(1, 1));
+}
+
+TEST(Launcher, DoesNotStartAgainAfterBadInputAnInterruptOrAStop) {
+  EXPECT_EQ(launch_again(5, "test $RANK = 1 && exit 2; exit 3"), std::pair(2, 1));
+  EXPECT_EQ(launch_again(5, "exit 130"), std::pair(130, 1));
+  std::atomic<bool> stop{false};
+  std::jthread later([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    stop = true;
+  });
+  EXPECT_EQ(launch_again(5, "exec sleep 60", stop), std::pair(128 + SIGTERM, 1));
 }
 
 TEST(Launcher, AStopReachesAllRanks) {
