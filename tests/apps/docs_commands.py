@@ -41,7 +41,7 @@ RULES = [
     (r"vllm serve \w+$", "other", "needs vLLM and a GPU"),
     (r"tensorboard --logdir runs$", "other", "a server; tests/apps/tensorboard_test.cpp reads the event files"),
     (r"cmake ", "other", "builds; .ci/run builds the example"),
-    (r"(torchrun|srun) .* build/cuda/cohort train (--continue )?CONFIG.yaml$", "check", STAGES),
+    (r"(torchrun|srun|mpirun) .*build/cuda/cohort train (--continue )?CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort (train|check) .*CONFIG.yaml$", "check", STAGES),
     (r"build/cuda/cohort train .*configs/shakespeare_char_gpu.yaml", "check", ""),
     (r"build/cuda/cohort train configs/(gsm8k_sft|gsm8k_grpo|qwen3_5_grpo).yaml", "check", WORDS),
@@ -223,7 +223,7 @@ def shortened(command, action, argument):
         command = command.replace(name, text)
     if action == "check":
         tail = command[command.index("build/cuda/cohort"):].replace("build/cuda/cohort train", "build/cpu/cohort check")
-        tail = tail.replace("--continue ", "")
+        tail = re.sub(r"--continue |--restarts \d+ ", "", tail)
         return f"{tail.replace('build/cuda', 'build/cpu')} {argument} device=cuda"
     if action == "cpu":
         command = re.sub(r" --(device|dtype|max-tokens) \w+", "", command).replace("build/cuda", "build/cpu")
