@@ -121,7 +121,8 @@ double optimizer_seconds(Learner& learner) {
     learner.optimizer().free_workspace();
     synchronize(learner.model().device());
   };
-  parameters.allocate_gradients();
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit)
+    parameters.allocate_gradients(unit);
   const double seconds = bench::median_seconds(step, 3, 0);
   parameters.free_gradients();
   return seconds;

@@ -126,7 +126,7 @@ class HostCommunicator final : public Communicator {
       return;
     }
     const size_t sent = stride == 0 ? 1 : ranks,
-                 most = std::max<size_t>(1, group_->max_part() / sent);
+                 most = std::max<size_t>(1, group_->max_exchange() / ranks / sent);
     size_t at = 0;
     do {
       const size_t count = std::min(most, width - at);

@@ -140,9 +140,9 @@ class ParameterSet {
   // The leaves that are trained, in order.
   const std::vector<Variable>& trained() const { return trained_; }
 
-  // Allocates the gradients of a unit's trained leaves, which count as zeros (Variable::zero_grad()),
-  // in one tensor [slices * slice_size()] in accumulate_dtype(), which is returned; behind the last
-  // one are zeros.
+  // Allocates the gradients of a unit's trained leaves, which count as zeros: see
+  // Variable::zero_grad(). They are in the tensor that is returned, [slices * slice_size()] in
+  // accumulate_dtype(), with zeros behind the last one.
   Tensor allocate_gradients(size_t unit, int64_t slices = 1) const;
   // Elements of a unit's gradients in each of `slices` equal slices, a multiple of kLeafAlignment.
   int64_t slice_size(size_t unit, int64_t slices) const;

@@ -36,8 +36,8 @@ class HostState : NonCopyable {
  public:
   static constexpr int64_t kChunk = int64_t{16} << 20;  // elements
 
-  // The tensors have one device, and one dtype of moments. Moments and low bits are in the host's memory
-  // (Tensor::pinned()). A chunk has at most `chunk` elements, a multiple of 64.
+  // The tensors have one device, and one dtype of moments. Moments and low bits are in the host's
+  // memory (Tensor::pinned()). A chunk has at most `chunk` elements, a multiple of 64.
   explicit HostState(std::span<const kernels::AdamWTensor> tensors, int64_t chunk = kChunk);
 
   // The buffers on the device, three chunks.

@@ -153,8 +153,8 @@ class Optimizer : NonCopyable {
   std::optional<HostState> host_state_;
   std::map<size_t, State> gathered_;  // by the parameter
 };
-// Bytes of the state of one rank: in memory of the device, in page-locked memory of the host, of all
-// ranks in a checkpoint, and those that a save allocates on the host; and of an update on the
+// Bytes of the state of one rank: in memory of the device, in page-locked memory of the host, of
+// all ranks in a checkpoint, and those that a save allocates on the host. And of an update on the
 // device: its gradients, with what their sums over several ranks need, and the workspace of step().
 struct OptimizerBytes {
   int64_t memory = 0, pinned = 0, saved = 0, host = 0, gradients = 0, workspace = 0;

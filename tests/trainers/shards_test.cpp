@@ -375,7 +375,8 @@ TEST(Sharding, ARankHoldsASliceOfTheState) {
   config.d_model = 96;
   config.d_ff = 384;
   const OptimizerBytes one = optimizer_bytes({}, config, DType::kBF16, {}),
-                       four = optimizer_bytes({}, config, DType::kBF16, {}, 4);
+                       four = optimizer_bytes({.sharding = Sharding::kOptimizer}, config,
+                                              DType::kBF16, {}, 4);
   EXPECT_EQ(one.saved, four.saved);
   EXPECT_GT(four.memory, one.memory / 4 - 4096);
   EXPECT_LT(four.memory, one.memory / 4 + (64 << 10));
