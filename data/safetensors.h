@@ -131,7 +131,7 @@ class SafetensorsFolder {
 
   // The file that holds a tensor; nullptr: none does.
   const SafetensorsFile* find(const std::string& name) const;
-  // The same; throws InputError if none does.
+  // find(), which throws InputError if no file does.
   const SafetensorsFile& get(const std::string& name) const;
   std::vector<std::string> names() const;
   // The names of the files with tensors, sorted.

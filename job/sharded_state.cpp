@@ -40,72 +40,81 @@ std::vector<int> writers_of(const std::vector<int64_t>& unit_bytes, int ranks,
   return out;
 }
 
-std::vector<WrittenFile> write_sharded_state(Optimizer& optimizer, const ParameterSet& set,
-                                             Communicator& comm, const std::string& folder) {
-  const auto ranks = static_cast<size_t>(comm.size()), own = static_cast<size_t>(comm.rank());
-  const size_t units = set.units().size();
+namespace {
+
+// The files of a save: which rank writes which units.
+struct Layout {
+  std::vector<std::vector<size_t>> units;  // by rank
+  std::vector<std::string> file_of;        // by rank; empty: it writes none
+  std::vector<std::pair<std::string, std::vector<TensorSource>>> files;
+};
+
+Layout layout_of(const Optimizer& optimizer, const ParameterSet& set, int ranks) {
   int64_t weights = 0;  // rank 0 writes them
   for (const NamedParameter& p : set) weights += p.trained() ? p.value.nbytes() : 0;
-  std::vector<int64_t> bytes(units);
-  std::vector<std::vector<TensorSource>> tensors(ranks);
-  std::vector<std::vector<size_t>> units_of(ranks);
-  for (size_t unit = 0; unit < units; ++unit)
+  std::vector<int64_t> bytes(set.units().size());
+  for (size_t unit = 0; unit < bytes.size(); ++unit)
     for (const TensorSource& source : optimizer.state_sources(unit)) bytes[unit] += source.bytes();
-  const std::vector<int> writers = writers_of(bytes, comm.size(), weights);
-  for (size_t unit = 0; unit < units; ++unit) {
-    const auto writer = static_cast<size_t>(writers[unit]);
-    if (bytes[unit] == 0) continue;
-    units_of[writer].push_back(unit);
-    for (TensorSource& source : optimizer.state_sources(unit))
-      tensors[writer].push_back(std::move(source));
+  const std::vector<int> writers = writers_of(bytes, ranks, weights);
+  Layout out;
+  out.units.resize(static_cast<size_t>(ranks));
+  out.file_of.resize(out.units.size());
+  for (size_t unit = 0; unit < bytes.size(); ++unit)
+    if (bytes[unit] > 0) out.units[static_cast<size_t>(writers[unit])].push_back(unit);
+  const auto count = std::ranges::count_if(out.units, [](const auto& u) { return !u.empty(); });
+  for (size_t rank = 0; rank < out.units.size(); ++rank) {
+    if (out.units[rank].empty()) continue;
+    std::vector<TensorSource> tensors;
+    for (const size_t unit : out.units[rank])
+      for (TensorSource& source : optimizer.state_sources(unit))
+        tensors.push_back(std::move(source));
+    out.file_of[rank] = shard_name(kStem, std::ssize(out.files) + 1, count);
+    out.files.emplace_back(out.file_of[rank], std::move(tensors));
   }
-  // Ranks without a unit write no file.
-  std::vector<std::pair<std::string, std::vector<TensorSource>>> files;
-  std::vector<std::string> written(ranks);
-  const auto count = static_cast<int64_t>(
-      std::ranges::count_if(units_of, [](const auto& list) { return !list.empty(); }));
-  std::string own_file;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    if (units_of[rank].empty()) continue;
-    files.emplace_back(shard_name(kStem, std::ssize(files) + 1, count), tensors[rank]);
-    if (rank == own) own_file = files.back().first;
-  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<WrittenFile> write_sharded_state(Optimizer& optimizer, const ParameterSet& set,
+                                             Communicator& comm, const std::string& folder) {
+  const auto own = static_cast<size_t>(comm.rank());
+  const Layout layout = layout_of(optimizer, set, comm.size());
+  const std::string &file = layout.file_of[own], path = folder + "/" + file;
   std::optional<SafetensorsWriter> writer;
   comm.barrier();  // rank 0 has made the folder
   together(comm, [&] {
-    if (!own_file.empty()) writer.emplace(folder + "/" + own_file, tensors[own]);
+    for (const auto& [name, tensors] : layout.files)
+      if (name == file) writer.emplace(path, tensors);
   });
   size_t rounds = 0;
-  for (const auto& list : units_of) rounds = std::max(rounds, list.size());
+  for (const auto& units : layout.units) rounds = std::max(rounds, units.size());
   for (size_t round = 0; round < rounds; ++round) {
-    for (size_t rank = 0; rank < ranks; ++rank)
-      if (round < units_of[rank].size())
-        optimizer.gather_state(comm, units_of[rank][round], static_cast<int>(rank));
+    for (size_t rank = 0; rank < layout.units.size(); ++rank)
+      if (round < layout.units[rank].size())
+        optimizer.gather_state(comm, layout.units[rank][round], static_cast<int>(rank));
     together(comm, [&] {
-      if (round >= units_of[own].size()) return;
-      for (const TensorSource& source : optimizer.state_sources(units_of[own][round]))
+      if (round >= layout.units[own].size()) return;
+      for (const TensorSource& source : optimizer.state_sources(layout.units[own][round]))
         writer->append(source);
     });
     optimizer.free_gathered();
   }
+  std::vector<std::string> written(layout.units.size());
   together(comm, [&] {
-    if (own_file.empty()) return;
-    writer->finish();
-    const std::string path = folder + "/" + own_file;
-    written[own] = str(readable_size(path), " ", file_checksum(path));
-  });
-  together(comm, [&] {
-    if (own == 0 && count > 1) write_index(folder, kStem, files);
+    if (writer) {
+      writer->finish();
+      written[own] = str(readable_size(path), " ", file_checksum(path));
+    }
+    if (own == 0 && layout.files.size() > 1) write_index(folder, kStem, layout.files);
   });
   written = gather_texts(comm, written);
   std::vector<WrittenFile> out;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    if (written[rank].empty()) continue;
-    const size_t space = written[rank].find(' ');
-    out.push_back({.name = files[out.size()].first,
-                   .bytes = std::stoll(written[rank]),
-                   .checksum = written[rank].substr(space + 1)});
-  }
+  for (size_t rank = 0; rank < written.size(); ++rank)
+    if (!written[rank].empty())
+      out.push_back({.name = layout.file_of[rank],
+                     .bytes = std::stoll(written[rank]),
+                     .checksum = written[rank].substr(written[rank].find(' ') + 1)});
   return out;
 }
 

@@ -24,7 +24,7 @@ class PairwiseSum {
     }
     ++count_;
   }
-  // Of at least one value.
+  // There is at least one value.
   COHORT_HD T total() const {
     T sum{};
     bool is_first = true;

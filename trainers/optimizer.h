@@ -124,14 +124,14 @@ class Optimizer : NonCopyable {
   // rank calls it; without sharding it does nothing.
   void gather_state(Communicator& comm, size_t unit, int to);
   void free_gathered() { gathered_.clear(); }
-  // Of the files of any number of ranks. Also rounds masters into their parameters, and f32 moments
-  // to nearest if they are bf16 here. If the state is sharded, only the parts of this rank are
-  // read, and gather_weights() has to follow. Throws InputError if a tensor is missing, has another
-  // shape or is not finite.
+  // Reads the files that any number of ranks has written. Also rounds masters into their
+  // parameters, and f32 moments to nearest if they are bf16 here. If the state is sharded, only the
+  // parts of this rank are read, and gather_weights() has to follow. Throws InputError if a tensor
+  // is missing, has another shape or is not finite.
   void load(const SafetensorsFolder& files, int64_t updates);
 
  private:
-  // Of one parameter, whole, on the host.
+  // A parameter's tensors.
   struct State {
     Tensor m, v, low_bits;
   };

@@ -9,7 +9,8 @@
 namespace cohort {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{64} << 20;  // of all ranks' pieces together
+// The pieces of all ranks, which are exchanged at a time, have this many bytes together.
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
 
 // Elements of each rank's piece, of at most `most`.
 int64_t piece_elements(int64_t ranks, int64_t element_bytes, int64_t most) {

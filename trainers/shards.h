@@ -16,8 +16,8 @@
 
 namespace cohort {
 
-// What a rank holds a slice of: nothing, the optimizer's state (ZeRO-1), also the sums of gradients
-// (ZeRO-2). kAuto: the start of a run chooses; until then it means kNone.
+// A rank holds a slice of nothing, of the optimizer's state (ZeRO-1), or also of the sums of
+// gradients (ZeRO-2). kAuto: the start of a run chooses; until then it means kNone.
 enum class Sharding { kNone, kOptimizer, kGradients, kAuto };
 inline constexpr EnumName<Sharding> kShardingNames[] = {{Sharding::kNone, "none"},
                                                         {Sharding::kOptimizer, "optimizer"},
@@ -55,8 +55,8 @@ class PartGather {
  public:
   PartGather(const ParameterSet& set, Communicator& comm);
   struct Values {
-    DType parameter;  // of the parameters in question
-    DType dtype;      // of the values
+    DType parameter;  // parameters of other dtypes are left out
+    DType dtype;      // that the values have
     int64_t width;    // values for each element
     // The values of a part of this rank, or of a piece of one, on any device.
     std::function<Tensor(const ParameterPart&)> mine;
@@ -68,7 +68,7 @@ class PartGather {
  private:
   const ParameterSet& set_;
   Communicator& comm_;
-  std::vector<std::vector<ParameterPart>> parts_;  // of each rank
+  std::vector<std::vector<ParameterPart>> parts_;  // by rank
 };
 
 // The gradients of an update: their memory, and their sums over ranks. The sums of a unit begin
@@ -119,8 +119,8 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   const bool sharded_, sums_each_;
   const std::vector<ParameterPart> slice_parts_, parts_;
   std::vector<Unit> units_;
-  // What a piece of the slices is received in, what is sent of a unit without gradients, and the
-  // gradients of the last unit, which the side stream may still read.
+  // A buffer that receives a piece of each rank, the piece that is sent for a unit without
+  // gradients, and the gradients of the last unit, which the side stream may still read.
   Tensor received_, zeros_, in_flight_;
   size_t left_ = 0;  // units without a sum in this micro batch, the first ones
   bool is_active_ = false, is_summing_ = false;

@@ -168,7 +168,7 @@ TEST(Sharding, AnyNumberOfRanksMakesTheUpdateOfOne) {
     for (const int ranks : {1, 2, 3})
       run_local_ranks(ranks, [&](Communicator& comm) {
         Learner learner(model_of(f64), config_of(f64, sharding), comm);
-        // Six micro batches, dealt to the ranks.
+        // Six micro batches, shared by the ranks.
         for (int step = 0; step < 3; ++step)
           learner.update(
               6 / ranks,
@@ -369,7 +369,7 @@ TEST(Sharding, SlicesAreExchangedInPieces) {
     });
 }
 
-// What a rank holds beside the weights shrinks with the number of ranks.
+// A rank holds less beside the weights, the more ranks there are.
 TEST(Sharding, ARankHoldsASliceOfTheState) {
   ModelConfig config = odd_model();
   config.d_model = 96;
