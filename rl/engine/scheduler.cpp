@@ -198,8 +198,9 @@ bool Scheduler::shrink(const Capacity& failed) {
 
 std::vector<Scheduler::Chunk> Scheduler::schedule_prefill() {
   if (should_admit()) {
-    choose_prefills();
+    choose_prefills(false);
     fork_completions();
+    if (table_->lacks_state()) choose_prefills(true);
   }
   std::vector<Chunk> chunks;
   int64_t budget = memory_limits_.prefill_tokens;
@@ -271,8 +272,8 @@ bool Scheduler::evict_for(Sequence& s, int64_t spare) {
 }
 
 // Starts prefills of waiting sequences whose prompts are not computed, in order, within the limits
-// of rows, blocks, and tokens of one forward.
-void Scheduler::choose_prefills() {
+// of rows, blocks, and tokens of one forward; with `only_kept` of later turns alone.
+void Scheduler::choose_prefills(bool only_kept) {
   int64_t tokens = 0, rows = table_->free_rows();
   std::set<const Request*> started;
   for (const SequencePtr& s : prefills_) {
@@ -285,10 +286,11 @@ void Scheduler::choose_prefills() {
     // A request over the capacity waits until no sequence is in the cache, which may then grow.
     const bool fits =
         table_->blocks_for(request.limit()) < table_->num_blocks() && limits_.cover(request.limits);
-    full = full || rows-- <= 0 || tokens >= memory_limits_.prefill_tokens || !fits;
+    const bool is_kept = !s->kept.empty(), is_passed = only_kept && !is_kept;
+    full = full || !fits || tokens >= memory_limits_.prefill_tokens || (!is_passed && rows-- <= 0);
     // Further completions of a prompt wait until its prefill is done.
-    const bool is_kept = !s->kept.empty();
-    if (full || (!is_kept && (request.is_computed() || started.contains(&request)))) return false;
+    if (full || is_passed || (!is_kept && (request.is_computed() || started.contains(&request))))
+      return false;
     // One spare block per running sequence, so that growth does not preempt at once.
     full = !evict_for(*s, static_cast<int64_t>(running_.size()));
     if (full) return false;
@@ -306,18 +308,15 @@ void Scheduler::fork_completions() {
     full = full || table_->free_rows() == 0;
     if (full || !s->request->is_computed()) return false;
     full = !evict_for(*s, 0);
-    if (full) return false;
-    (s->prefilled < s->prefill_length() ? prefills_ : ready_).push_back(s);
-    return true;
+    if (!full) (s->prefilled < s->prefill_length() ? prefills_ : ready_).push_back(s);
+    return !full;
   });
 }
 
 Scheduler::Sequences Scheduler::schedule_starts(const std::vector<Chunk>& computed) {
-  for (const Chunk& chunk : computed) {
-    Request& request = *chunk.sequence->request;
-    if (chunk.completes_prompt())
+  for (const Chunk& chunk : computed)
+    if (Request& request = *chunk.sequence->request; chunk.completes_prompt())
       request.held = table_->hold(chunk.sequence->slot, request.prompt_length());
-  }
   if (!computed.empty()) fork_completions();
   for (const Chunk& chunk : computed)
     if (Request& request = *chunk.sequence->request;

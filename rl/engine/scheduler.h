@@ -14,7 +14,9 @@
 // In a model with delta layers a sequence in the cache has a state, which is copied where blocks
 // are shared. A computed prompt has a spare one, if there is any; otherwise it counts as not
 // computed once its completions have forked. For a state, prompts without waiting completions are
-// evicted first, then what is kept between turns.
+// evicted first, then what is kept between turns. Where a sequence waits for a state, later turns
+// that have kept theirs pass it: it gets one when any of their completions waits between turns, or
+// ends.
 //
 // After a step that has run out of memory: preempt_all() and shrink(), then another table.
 //
@@ -278,7 +280,7 @@ class Scheduler : NonCopyable {
   bool evict_for(Sequence& sequence, int64_t spare);
   bool evict_kept();
   bool evict_spare_prompt(const Request& not_this);
-  void choose_prefills();
+  void choose_prefills(bool only_kept);
   void fork_completions();
   bool free_blocks_for_growth(size_t unread_steps);
   void stop(Sequence& sequence);

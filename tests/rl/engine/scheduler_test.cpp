@@ -401,6 +401,60 @@ TEST(Scheduler, APromptThatNoCompletionWaitsForGivesItsStateFirst) {
   run.finish();
 }
 
+// A running completion and two dialogues have the three states. The next turns of these wait behind
+// that of a dialogue whose state has been evicted.
+TEST(Scheduler, LaterTurnsPassASequenceThatWaitsForAState) {
+  for (const bool at_once : {false, true}) {
+    KVCacheConfig config = large_cache();
+    config.num_sequences = 3;
+    config.state.layers = 1;
+    SchedulerRun run(config, 0);
+    Scheduler& scheduler = run.scheduler();
+    const auto turn = [&](int64_t id) { return scheduler.requests().at(id).completions[0]; };
+    const auto extend = [&](int64_t id) {
+      scheduler.extend(id, 0, std::vector<int32_t>(5, 77), turn(id)->length() + 15);
+    };
+    const auto step_until = [&](auto&& is_true) {
+      int64_t prefilled = 0;
+      for (int i = 0; i < 200 && !is_true(); ++i) prefilled += run.step();
+      EXPECT_TRUE(is_true());
+      return prefilled;
+    };
+    const int64_t longest = run.submit(30, 900, 1, false);
+    std::vector<int64_t> sessions;
+    for (const int64_t prompt : {40, 300, 50}) {
+      sessions.push_back(run.submit(prompt, prompt + 4, 1, false, 400));
+      step_until([&] { return turn(sessions.back())->done; });
+    }
+    const int64_t first = sessions[0], evicted = sessions[1], last = sessions[2];
+    for (const int64_t id : {first, last, evicted}) extend(id);
+    EXPECT_TRUE(turn(evicted)->kept.empty());
+    EXPECT_EQ(run.table().free_states(), 0);
+    const int64_t prefilled =
+        step_until([&] { return turn(first)->slot >= 0 && turn(last)->slot >= 0; });
+    EXPECT_EQ(prefilled, 2 * 5);  // nothing is computed again
+    EXPECT_GE(turn(longest)->slot, 0);
+    // It starts when a turn has ended, or a dialogue whose turns are extended at once.
+    int extended = 0;
+    const int64_t waited = step_until([&] {
+      for (const int64_t id : {first, last})
+        if (at_once && scheduler.requests().contains(id) && turn(id)->done) {
+          if (extended < 6) {
+            extend(id);
+            ++extended;
+          } else {
+            scheduler.cancel(id, 0);
+          }
+        }
+      return turn(evicted)->slot >= 0;
+    });
+    EXPECT_EQ(extended, at_once ? 6 : 0);
+    EXPECT_EQ(waited, 5 * extended + 300);
+    EXPECT_EQ(scheduler.stats().preemptions, 0);
+    scheduler.cancel_all();
+  }
+}
+
 // The sizes of the test above without states: the cache is halved first, then sequences and
 // prefills are.
 TEST(Scheduler, ShrinksToTheLeastCapacityOfTheLongestSequence) {
