@@ -40,6 +40,19 @@ int64_t state_bytes(const ModelConfig& model, DType dtype) {
   return KVCache::bytes(cache_config(model, 1, 1), dtype) - block_bytes(model, dtype);
 }
 
+int64_t state_bytes_read(const ModelConfig& model, DType dtype, int64_t position) {
+  const auto [layers, key_heads, heads, dim] = cache_config(model, 1, 1).state;
+  const auto size = static_cast<int64_t>(dtype_size(dtype)),
+             statistic = static_cast<int64_t>(dtype_size(accumulate_dtype(dtype)));
+  const int64_t inputs = std::min<int64_t>(position, 3) * (2 * key_heads + heads) * dim * size,
+                rows = (position - 1) % kernels::kDeltaChunk + 1,
+                row = (key_heads + heads) * dim * size + heads * statistic,
+                element = position <= kernels::kDeltaChunk ? 0
+                          : rows == kernels::kDeltaChunk   ? statistic
+                                                           : size;
+  return layers * (inputs + rows * row + heads * dim * dim * element);
+}
+
 CachedMixing::CachedMixing(Tensor sequences, Tensor positions, KVCache& cache, CachedStep step)
     : sequences_(std::move(sequences)),
       positions_(std::move(positions)),

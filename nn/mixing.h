@@ -11,6 +11,10 @@ KVCacheConfig cache_config(const ModelConfig& model, int64_t num_sequences, int6
 // Bytes of a block of it, and of the states of a sequence.
 int64_t block_bytes(const ModelConfig& model, DType dtype);
 int64_t state_bytes(const ModelConfig& model, DType dtype);
+// Bytes of these that decoding the token at `position`, at least 1, reads: inputs of convolutions,
+// the rows of the chunk of the token before, and the matrices at its start, of which bf16 reads the
+// high plane, but all to fold them.
+int64_t state_bytes_read(const ModelConfig& model, DType dtype, int64_t position);
 
 // Tokens of forward_cached(): any (prefill), or one per cache row (decode).
 enum class CachedStep { kPrefill, kDecode };

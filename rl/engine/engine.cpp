@@ -150,9 +150,10 @@ void Engine::release_cache() {
 
 EngineStats Engine::stats() const {
   EngineStats out{scheduler_.stats()};
-  out.decode_bytes = weight_bytes_ * out.decode_steps +
-                     block_bytes_ / KVCacheConfig::kBlockTokens * out.decode_cache_tokens +
-                     state_bytes_ * out.decode_rows;
+  out.decode_bytes = weight_bytes_ * out.decode_steps;
+  for (const auto& [position, count] : out.decoded_at)
+    out.decode_bytes += count * (block_bytes_ / KVCacheConfig::kBlockTokens * (position + 1) +
+                                 state_bytes_read(model_.config(), model_.cache_dtype(), position));
   return out;
 }
 

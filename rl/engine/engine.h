@@ -38,7 +38,7 @@
 namespace cohort {
 
 struct EngineStats : SchedulerStats {
-  int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps, states as a whole
+  int64_t decode_bytes = 0;  // bytes of weights and cache read by decode steps
 };
 
 class Engine {

@@ -346,8 +346,7 @@ Scheduler::Decode Scheduler::schedule_decode(size_t unread_steps) {
   bool ready = false;
   for (const SequencePtr& s : running_) {
     if (s->is_full()) continue;
-    stats_.decode_cache_tokens += s->length();
-    ++stats_.decode_rows;
+    ++stats_.decoded_at[s->length() - 1];
     ++s->in_flight;
     ready = true;
   }

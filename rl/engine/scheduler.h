@@ -111,8 +111,7 @@ struct SlotLimits {
 struct SchedulerStats {
   // Totals since construction or reset_stats().
   int64_t decode_steps = 0, decoded_tokens = 0, prefilled_tokens = 0, preemptions = 0;
-  int64_t decode_cache_tokens = 0;  // tokens whose keys and values decode steps have read
-  int64_t decode_rows = 0;          // sequences of decode steps
+  std::map<int64_t, int64_t> decoded_at;  // number of tokens that decode steps compute, by position
   int64_t most_running = 0, most_blocks = 0;
   // Current values: sequences, and blocks of the cache.
   int64_t running = 0, waiting = 0, used_blocks = 0, blocks = 0;

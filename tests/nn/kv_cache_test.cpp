@@ -239,4 +239,25 @@ TEST(KVCache, BytesCountStates) {
   EXPECT_EQ(cache_config(c, 16, 5).count_states(), 18);
 }
 
+// For that model, by hand: in bf16, decoding reads the high plane of matrices, and both of those
+// that it folds.
+TEST(KVCache, DecodingReadsHighPlanesAndOpenRows) {
+  ModelConfig c;
+  c.num_layers = 32;
+  c.delta = {.full_every = 4};
+  const int64_t input = (2 * 16 + 32) * 128 * 2, row = (16 + 32) * 128 * 2 + 32 * 4,
+                plane = 32 * 128 * 128 * 2;
+  const auto bytes_at = [&](int64_t position) {
+    return state_bytes_read(c, DType::kBF16, position);
+  };
+  EXPECT_EQ(bytes_at(1), 24 * (input + row));
+  EXPECT_EQ(bytes_at(63), 24 * (3 * input + 63 * row));
+  EXPECT_EQ(bytes_at(64), 24 * (3 * input + 64 * row));
+  EXPECT_EQ(bytes_at(65), 24 * (3 * input + row + plane));
+  EXPECT_EQ(bytes_at(128), 24 * (3 * input + 64 * row + 2 * plane));
+  EXPECT_EQ(bytes_at(130), 24 * (3 * input + 2 * row + plane));
+  EXPECT_EQ(state_bytes_read(c, DType::kF32, 128) - state_bytes_read(c, DType::kF32, 127),
+            24 * ((16 + 32) * 128 + 32) * 4);
+}
+
 }  // namespace cohort

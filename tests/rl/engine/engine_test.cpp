@@ -313,6 +313,33 @@ TEST(EngineOfDeltaLayers, IsUsableAfterMemoryHasRunOut) {
   EngineTest(DType::kF32, {}, delta_engine_model()).expect_use_after_memory_has_run_out(4);
 }
 
+// Two delta layers with one key and two value heads of 4, by hand, for positions 62 to 130: each
+// reads three inputs of 16 channels, and rows of k, u and G of the open chunk, to which 64 and 128
+// belong; from 65 on, the matrices.
+TEST(EngineOfDeltaLayers, DecodeStepsReadOpenRowsAndMatrices) {
+  const EngineTest test(DType::kF32, {}, delta_engine_model());
+  Engine engine(test.model(), {});
+  EngineTest::run(engine, {{.prompt = std::vector<int32_t>(62, 1),
+                            .max_length = 132,
+                            .session_length = 0,
+                            .completions = {{.temperature = 1}},
+                            .stop_tokens = {},
+                            .logit_bias = {},
+                            .adapter = 0}});
+  int64_t weights = 0, tokens = 0, rows = 0;
+  for (const NamedParameter& p : test.model().parameters())
+    if (p.use != ParameterUse::kLookup) weights += p.value.nbytes();
+  for (int64_t position = 62; position <= 130; ++position) {
+    tokens += position + 1;
+    rows += position <= 64 ? position : position <= 128 ? position - 64 : position - 128;
+  }
+  const int64_t steps = 69, matrices = 66, row = (4 + 2 * 4 + 2) * 4,
+                keys_and_values = block_bytes(test.model().config(), DType::kF32) / 16 * tokens,
+                states = 2 * (3 * 16 * 4 * steps + row * rows + 2 * 4 * 4 * 4 * matrices);
+  EXPECT_EQ(engine.stats().decode_steps, steps);
+  EXPECT_EQ(engine.stats().decode_bytes, weights * steps + keys_and_values + states);
+}
+
 // States come first where memory is short: the fraction leaves room for those of few sequences.
 TEST(EngineOfDeltaLayers, StatesStayWithinTheFractionOfMemory) {
   const EngineTest test(DType::kF32, {}, delta_engine_model());
