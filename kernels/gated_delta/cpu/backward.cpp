@@ -216,13 +216,13 @@ class HeadBackward {
   // The matrices at the start of each chunk; with_next: and that after a full last one.
   std::vector<std::vector<T>> states_of(const PackedSequence& sequence, bool with_next) {
     DeltaChunk<T> chunk(dim_);
-    std::vector<std::vector<T>> out;
-    const auto keep = [&] { out.emplace_back(chunk.s(), chunk.s() + dim_ * dim_); };
-    keep();
+    std::vector<T> s(static_cast<size_t>(dim_ * dim_));
+    chunk.start(s.data());
+    std::vector<std::vector<T>> out{s};
     for (int64_t p = 0; p < int64_t{sequence.keys()}; ++p) {
       if (chunk.size() == kDeltaChunk) {
         chunk.fold();
-        keep();
+        out.push_back(s);
       }
       const int64_t t = sequence.token(p);
       const DeltaRow<T> row = in_.row(t, head_);
@@ -230,7 +230,7 @@ class HeadBackward {
     }
     if (with_next && chunk.size() == kDeltaChunk) {
       chunk.fold();
-      keep();
+      out.push_back(s);
     }
     return out;
   }

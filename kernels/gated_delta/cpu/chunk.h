@@ -25,27 +25,24 @@ T next_decay(T before, T g) {
   return before + base2;
 }
 
+// Refers to its matrix and to its rows, which must not change before fold() or start().
 template <class T>
 class DeltaChunk {
  public:
   explicit DeltaChunk(int64_t dim)
       : dim_(dim),
-        s_(static_cast<size_t>(dim * dim)),
-        k_(static_cast<size_t>(kDeltaChunk * dim)),
-        u_(static_cast<size_t>(kDeltaChunk * dim)),
         columns_(static_cast<size_t>(dim * kDeltaChunk)),
         sums_(static_cast<size_t>(2 * dim)) {}
 
   int64_t size() const { return size_; }  // rows
-  // The matrix at its start, [D, D], and the rows; decay: G.
-  T* s() { return s_.data(); }
-  const T* k(int64_t i) const { return k_.data() + i * dim_; }
-  const T* u(int64_t i) const { return u_.data() + i * dim_; }
+  // The rows; decay: G.
+  const T* k(int64_t i) const { return k_[i]; }
+  const T* u(int64_t i) const { return u_[i]; }
   T decay(int64_t i) const { return decay_[i]; }
 
-  // Starts the sequence again.
-  void clear() {
-    std::fill(s_.begin(), s_.end(), T{0});
+  // Makes it an empty one with the matrix `s` [D, D] at its start, which fold() overwrites.
+  void start(T* s) {
+    s_ = s;
     size_ = 0;
   }
   // Makes a full chunk the matrix of the next one.
@@ -53,22 +50,23 @@ class DeltaChunk {
     const T last = decay_[kDeltaChunk - 1], factor = vexp2(last);
     T scaled[kDeltaChunk];
     for (int64_t i = 0; i < kDeltaChunk; ++i) scaled[i] = vexp2(last - decay_[i]);
-    std::vector<T> sum(static_cast<size_t>(dim_)), rows(u_);
+    std::vector<T> sum(static_cast<size_t>(dim_)), rows(static_cast<size_t>(kDeltaChunk * dim_));
     for (int64_t i = 0; i < kDeltaChunk; ++i)
-      for (int64_t j = 0; j < dim_; ++j) rows[static_cast<size_t>(i * dim_ + j)] *= scaled[i];
+      for (int64_t j = 0; j < dim_; ++j)
+        rows[static_cast<size_t>(i * dim_ + j)] = u(i)[j] * scaled[i];
     for (int64_t a = 0; a < dim_; ++a) {
       std::fill(sum.begin(), sum.end(), T{0});
       for (int64_t i = 0; i < kDeltaChunk; ++i)
         add_row(sum.data(), k(i)[a], rows.data() + i * dim_);
-      T* const s = s_.data() + a * dim_;
+      T* const s = s_ + a * dim_;
       for (int64_t j = 0; j < dim_; ++j) s[j] = std::fma(factor, s[j], sum[static_cast<size_t>(j)]);
     }
     size_ = 0;
   }
   // Appends a row that has been computed before, by its G or its g.
   void append(const T* k, const T* u, T decay) {
-    std::copy(k, k + dim_, k_.data() + size_ * dim_);
-    std::copy(u, u + dim_, u_.data() + size_ * dim_);
+    k_[size_] = k;
+    u_[size_] = u;
     for (int64_t a = 0; a < dim_; ++a)
       columns_[static_cast<size_t>(a * kDeltaChunk + size_)] = k[a];
     decay_[size_++] = decay;
@@ -89,8 +87,8 @@ class DeltaChunk {
     T* const queried = read + dim_;
     std::fill(sums_.begin(), sums_.end(), T{0});
     for (int64_t a = 0; a < dim_; ++a) {
-      add_row(read, row.k[a], s_.data() + a * dim_);
-      add_row(queried, row.q[a], s_.data() + a * dim_);
+      add_row(read, row.k[a], s_ + a * dim_);
+      add_row(queried, row.q[a], s_ + a * dim_);
     }
     for (int64_t j = 0; j < dim_; ++j) u[j] = std::fma(-gamma, read[j], row.v[j]);
     dot_rows(w, row.k, factors);
@@ -122,7 +120,9 @@ class DeltaChunk {
   }
 
   int64_t dim_, size_ = 0;
-  std::vector<T> s_, k_, u_, columns_, sums_;  // columns_: k transposed, [D, 64]
+  T* s_ = nullptr;
+  const T *k_[kDeltaChunk] = {}, *u_[kDeltaChunk] = {};
+  std::vector<T> columns_, sums_;  // columns_: k transposed, [D, 64]
   T decay_[kDeltaChunk] = {};
 };
 

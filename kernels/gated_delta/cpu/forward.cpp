@@ -19,31 +19,29 @@ void advance(const GatedDeltaCached& args, const DeltaInputRows<T>& in, const St
   }
   const auto scale = static_cast<T>(delta_scale({.scale = args.scale}, dim));
   // The rows before are those of the chunk of the token before.
-  const int64_t open = run.position == 0 ? 0 : (run.position - 1) % kDeltaChunk + 1,
-                last = run.position + run.count - 1;
+  const int64_t open = run.position == 0 ? 0 : (run.position - 1) % kDeltaChunk + 1;
   const auto row_of = [&](Tensor& rows, int64_t i, int64_t head) {
     const int64_t columns = rows.rank() == 4 ? dim : 1;
     return rows.data<T>() + ((run.state * kDeltaChunk + i) * rows.dim(2) + head) * columns;
   };
   DeltaState& state = args.state;
   DeltaChunk<T> chunk(dim);
-  std::vector<T> u(static_cast<size_t>(dim));
   for (int64_t head = first; head < first + in.group; ++head) {
     T* const s = state.s.data<T>() + (run.state * in.heads + head) * dim * dim;
-    chunk.clear();
-    if (run.position > kDeltaChunk) std::copy(s, s + dim * dim, chunk.s());
+    if (run.position == 0) std::fill(s, s + dim * dim, T{0});
+    chunk.start(s);
     for (int64_t i = 0; i < open; ++i)
       chunk.append(row_of(state.k, i, key_head), row_of(state.u, i, head),
                    *row_of(state.decay, i, head));
-    for (int64_t t = run.first; t < run.first + run.count; ++t)
-      chunk.step(in.row(t, head), scale, u.data(), args.o.data<T>() + in.offset(t, head));
-    if (last >= kDeltaChunk) std::copy(chunk.s(), chunk.s() + dim * dim, s);
-    for (int64_t i = 0; i < chunk.size(); ++i) {
-      std::copy(chunk.u(i), chunk.u(i) + dim, row_of(state.u, i, head));
-      *row_of(state.decay, i, head) = chunk.decay(i);
+    for (int64_t t = run.first; t < run.first + run.count; ++t) {
+      const int64_t row = (run.position + t - run.first) % kDeltaChunk;
+      chunk.step(in.row(t, head), scale, row_of(state.u, row, head),
+                 args.o.data<T>() + in.offset(t, head));
+      *row_of(state.decay, row, head) = chunk.decay(row);
     }
   }
-  for (int64_t i = 0; i < chunk.size(); ++i)
+  // After the last head that has read the rows before.
+  for (int64_t i = std::max<int64_t>(0, chunk.size() - run.count); i < chunk.size(); ++i)
     std::copy(chunk.k(i), chunk.k(i) + dim, row_of(state.k, i, key_head));
 }
 
@@ -58,6 +56,8 @@ void gated_delta(const GatedDelta& args) {
       in.for_heads([&](const PackedSequence& sequence, int64_t head) {
         if (continues != (sequence.prefix > 0)) return;
         DeltaChunk<T> chunk(in.dim);
+        std::vector<T> s(static_cast<size_t>(in.dim * in.dim));
+        chunk.start(s.data());
         for (int64_t p = 0; p < int64_t{sequence.keys()}; ++p) {
           const int64_t t = sequence.token(p);
           const DeltaRow<T> row = in.row(t, head);
