@@ -124,8 +124,9 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
       Tensor ring = Tensor::full({5, 8, call.channels()}, NAN, dtype, device);
       std::vector<int32_t> done(3, 0);
       for (bool any = true; any;) {
-        std::vector<int32_t> rows, states, positions;  // rows of the packed call; -1: none
-        const auto add = [&](int32_t row, int32_t state, int32_t position) {
+        std::vector<int64_t> rows;  // those in the packed call; -1: none
+        std::vector<int32_t> states, positions;
+        const auto add = [&](int64_t row, int32_t state, int32_t position) {
           rows.push_back(row);
           states.push_back(state);
           positions.push_back(position);
@@ -147,10 +148,7 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
         }
         if (rows.empty()) continue;
         Call piece = call;
-        piece.wide = Tensor::full({static_cast<int64_t>(rows.size()), call.wide.dim(1)}, 3, dtype);
-        for (size_t i = 0; i < rows.size(); ++i)
-          if (rows[i] >= 0)
-            piece.wide.narrow(0, static_cast<int64_t>(i), 1).copy_(call.wide.narrow(0, rows[i], 1));
+        piece.wide = gather_rows(call.wide, rows, 3);
         const Call c = piece.to(dtype, device);
         Outputs o = outputs(c);
         const Tensor state_ids = ids(states).to(device), position_ids = ids(positions).to(device);
@@ -172,12 +170,11 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
         for (size_t n = 0; n < 5; ++n) {
           const Tensor got = o[n].to(Device{});
           for (size_t i = 0; i < rows.size(); ++i) {
-            const Tensor row = got.narrow(0, static_cast<int64_t>(i), 1).contiguous();
             if (rows[i] >= 0) {
-              ASSERT_TRUE(bit_equal(row, whole[n].narrow(0, rows[i], 1).contiguous()))
+              ASSERT_TRUE(bit_equal(one_row(got, i), one_row(whole[n], rows[i])))
                   << "round " << round << ", output " << n << " of token " << rows[i];
             } else if (states[i] < 0 || positions[i] < 0) {
-              ASSERT_EQ(cohort::test::norm(row), 0);
+              ASSERT_EQ(cohort::test::norm(one_row(got, i)), 0);
             }
           }
         }
@@ -197,17 +194,14 @@ TEST(CudaDeltaInputs, SharedPrefixesHaveTheBitsOfRepeatedOnes) {
   for (const DType dtype : kCudaTypes) {
     const Call shared = shared_call(64).to(dtype);
     Call repeated = shared;
-    const std::vector<int32_t> from = {2, 3, 4, 5, 2, 3, 4, 6, 7, 8, 9};
-    repeated.wide = Tensor::empty({11, shared.wide.dim(1)}, dtype);
-    for (size_t i = 0; i < from.size(); ++i)
-      repeated.wide.narrow(0, static_cast<int64_t>(i), 1).copy_(shared.wide.narrow(0, from[i], 1));
+    const std::vector<int64_t> from = {2, 3, 4, 5, 2, 3, 4, 6, 7, 8, 9};
+    repeated.wide = gather_rows(shared.wide, from);
     repeated.cu_seqlens = ids({0, 4, 11});
     repeated.prefixes = {};
     const Outputs a = packed(shared.to(dtype, device)), b = packed(repeated.to(dtype, device));
     for (size_t n = 0; n < 5; ++n)
       for (size_t i = 0; i < from.size(); ++i)
-        ASSERT_TRUE(bit_equal(b[n].to(Device{}).narrow(0, static_cast<int64_t>(i), 1).contiguous(),
-                              a[n].to(Device{}).narrow(0, from[i], 1).contiguous()))
+        ASSERT_TRUE(bit_equal(one_row(b[n].to(Device{}), i), one_row(a[n].to(Device{}), from[i])))
             << n << ", token " << i;
   }
 }

@@ -10,7 +10,7 @@
 
 #include "core/rng.h"
 #include "kernels/gated_delta/gated_delta.h"
-#include "tests/support/test_util.h"
+#include "tests/kernels/kernel_test.h"
 
 namespace cohort::kernels::gated_delta_cases {
 
@@ -143,19 +143,12 @@ inline void check_pieces(const Inputs& in, Device device, Rng& rng, int& pieces)
         positions.push_back(states.back() < 0 ? 5 : -1);
       }
     }
-    const auto gather = [&](const Tensor& t) {
-      Shape shape = t.shape();
-      shape[0] = static_cast<int64_t>(tokens.size());
-      Tensor out = Tensor::empty(shape, t.dtype());
-      for (size_t i = 0; i < tokens.size(); ++i)
-        out.narrow(0, static_cast<int64_t>(i), 1).copy_(t.narrow(0, tokens[i], 1));
-      return out;
-    };
-    const auto rows_of = [&](const Tensor& t) { return gather(t).to(device); };
+    const auto rows_of = [&](const Tensor& t) { return test::gather_rows(t, tokens).to(device); };
     if (tokens.empty()) continue;
     const Tensor q = rows_of(in.q), k = rows_of(in.k), v = rows_of(in.v), g = rows_of(in.g),
                  beta = rows_of(in.beta);
-    Tensor o = Tensor::full(v.shape(), NAN, dtype, device), expected = gather(whole);
+    Tensor o = Tensor::full(v.shape(), NAN, dtype, device),
+           expected = test::gather_rows(whole, tokens);
     for (size_t i = 0; i < tokens.size(); ++i)
       if (states[i] < 0 || positions[i] < 0) expected.narrow(0, static_cast<int64_t>(i), 1).zero_();
     gated_delta_cached({o, state, q, k, v, g, beta, Tensor::from(states).to(device),
@@ -190,9 +183,32 @@ inline Forked make_forked(int32_t prompt, int64_t key_heads, int64_t heads, int6
                                  {&out.repeated.v, &out.shared.v},
                                  {&out.repeated.g, &out.shared.g},
                                  {&out.repeated.beta, &out.shared.beta}})
-    for (size_t t = 0; t < out.shared_of.size(); ++t)
-      to->narrow(0, static_cast<int64_t>(t), 1).copy_(from->narrow(0, out.shared_of[t], 1));
+    *to = test::gather_rows(*from, out.shared_of);
   return out;
+}
+
+// Checks that outputs of forked.shared and forked.repeated have the same bits.
+inline void expect_same_tokens(const Forked& forked, const Tensor& shared, const Tensor& repeated) {
+  for (size_t t = 0; t < forked.shared_of.size(); ++t)
+    ASSERT_TRUE(
+        test::bit_equal(test::one_row(repeated, t), test::one_row(shared, forked.shared_of[t])))
+        << "token " << t;
+}
+
+// Checks that what is not finite in a sequence reaches its next chunk and no other one. Returns
+// the outputs.
+inline Tensor expect_no_spread(int64_t dim, DType dtype, Device device = {}) {
+  Inputs in = make_inputs({70, 70, 70}, 1, 1, dim, DType::kF64);
+  const auto run = [&] { return in.to(dtype, device).run().to(Device{}); };
+  const Tensor before = run();
+  in.v.narrow(0, 75, 1).fill_(NAN);
+  in.k.narrow(0, 80, 1).fill_(INFINITY);
+  const Tensor after = run();
+  for (const int64_t begin : {0, 140})
+    EXPECT_TRUE(test::bit_equal(after.narrow(0, begin, 70).contiguous(),
+                                before.narrow(0, begin, 70).contiguous()));
+  for (const double x : after.narrow(0, 136, 4).to_vector<double>()) EXPECT_TRUE(std::isnan(x));
+  return after;
 }
 
 struct Gradients {

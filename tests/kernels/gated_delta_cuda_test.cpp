@@ -63,16 +63,30 @@ Inputs two_prefixes(int64_t key_heads, int64_t heads, int64_t dim, size_t empty 
 const std::array<std::array<int64_t, 3>, 4> kHeads = {
     {{1, 1, 64}, {2, 4, 64}, {2, 2, 128}, {1, 2, 128}}};
 
-TEST(CudaGatedDelta, ForwardMatchesTheCpu) {
-  COHORT_REQUIRE_GPU(device);
+// fn(inputs, dtype, length of their first sequence) for all types, heads and some lengths.
+void for_lengths(Device device, const std::function<void(const Inputs&, DType, int32_t)>& fn) {
   for (const DType dtype : types_on(device))
     for (const auto& [key_heads, heads, dim] : kHeads)
       for (const int32_t length : {1, 63, 64, 65, 130, 300}) {
         SCOPED_TRACE(str(dtype_name(dtype), ", ", length, " tokens, ", heads, " heads of ", dim));
         Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, DType::kF64);
         if (length == 65) in.desc.scale = 0.7;
-        expect_forward(in, dtype, device);
+        fn(in, dtype, length);
       }
+}
+// fn(forked, dtype) for all types and some lengths of the prefix.
+void for_forks(Device device, const std::function<void(const Forked&, DType)>& fn) {
+  for (const DType dtype : types_on(device))
+    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
+      SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
+      fn(make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64), dtype);
+    }
+}
+
+TEST(CudaGatedDelta, ForwardMatchesTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for_lengths(device,
+              [&](const Inputs& in, DType dtype, int32_t) { expect_forward(in, dtype, device); });
 }
 
 // More heads and sequences than multiprocessors, for which blocks have more columns.
@@ -93,18 +107,11 @@ TEST(CudaGatedDelta, ManySequencesMatchTheCpu) {
 
 TEST(CudaGatedDelta, SharedPrefixesMatchTheCpuAndRepeatedOnes) {
   COHORT_REQUIRE_GPU(device);
-  for (const DType dtype : types_on(device))
-    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
-      SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
-      const Forked forked = make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64);
-      expect_forward(forked.shared, dtype, device);
-      const Tensor shared = forked.shared.to(dtype, device).run().to(Device{}),
-                   repeated = forked.repeated.to(dtype, device).run().to(Device{});
-      for (size_t t = 0; t < forked.shared_of.size(); ++t)
-        ASSERT_TRUE(test::bit_equal(repeated.narrow(0, static_cast<int64_t>(t), 1).contiguous(),
-                                    shared.narrow(0, forked.shared_of[t], 1).contiguous()))
-            << "token " << t;
-    }
+  for_forks(device, [&](const Forked& forked, DType dtype) {
+    expect_forward(forked.shared, dtype, device);
+    expect_same_tokens(forked, forked.shared.to(dtype, device).run().to(Device{}),
+                       forked.repeated.to(dtype, device).run().to(Device{}));
+  });
 }
 
 // Decays g and the distance of keys from each other, with the errors that bf16 operands give.
@@ -168,24 +175,16 @@ void expect_gradients(const Inputs& in, DType dtype, Device device, Grad mode) {
 
 TEST(CudaGatedDelta, GradientsMatchTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const DType dtype : types_on(device))
-    for (const auto& [key_heads, heads, dim] : kHeads)
-      for (const int32_t length : {1, 63, 64, 65, 130, 300}) {
-        SCOPED_TRACE(str(dtype_name(dtype), ", ", length, " tokens, ", heads, " heads of ", dim));
-        Inputs in = make_inputs({length, 3, 0, 70}, key_heads, heads, dim, DType::kF64);
-        if (length == 65) in.desc.scale = 0.7;
-        expect_gradients(in, dtype, device, length % 2 == 0 ? Grad::kOverwrite : Grad::kAccumulate);
-      }
+  for_lengths(device, [&](const Inputs& in, DType dtype, int32_t length) {
+    expect_gradients(in, dtype, device, length % 2 == 0 ? Grad::kOverwrite : Grad::kAccumulate);
+  });
 }
 
 TEST(CudaGatedDelta, GradientsOfSharedPrefixesMatchTheCpu) {
   COHORT_REQUIRE_GPU(device);
-  for (const DType dtype : types_on(device))
-    for (const int32_t prompt : {1, 40, 63, 64, 65, 128, 150}) {
-      SCOPED_TRACE(str(dtype_name(dtype), ", a prefix of ", prompt));
-      const Forked forked = make_forked(prompt, 1, 2, prompt % 2 == 0 ? 64 : 128, DType::kF64);
-      expect_gradients(forked.shared, dtype, device, Grad::kOverwrite);
-    }
+  for_forks(device, [&](const Forked& forked, DType dtype) {
+    expect_gradients(forked.shared, dtype, device, Grad::kOverwrite);
+  });
 }
 
 TEST(CudaGatedDelta, GradientsOfTwoPrefixesMatchTheCpu) {
@@ -232,17 +231,7 @@ TEST(CudaGatedDelta, TokensOfMissingStatesAreIdle) {
 
 TEST(CudaGatedDelta, ASequenceReachesNoOther) {
   COHORT_REQUIRE_GPU(device);
-  for (const DType dtype : types_on(device)) {
-    Inputs in = make_inputs({70, 70, 70}, 1, 1, 64, DType::kF64);
-    const Tensor before = in.to(dtype, device).run().to(Device{});
-    in.v.narrow(0, 75, 1).fill_(NAN);
-    in.k.narrow(0, 80, 1).fill_(INFINITY);
-    const Tensor after = in.to(dtype, device).run().to(Device{});
-    for (const int64_t begin : {0, 140})
-      EXPECT_TRUE(test::bit_equal(after.narrow(0, begin, 70).contiguous(),
-                                  before.narrow(0, begin, 70).contiguous()));
-    for (const double x : after.narrow(0, 136, 4).to_vector<double>()) ASSERT_TRUE(std::isnan(x));
-  }
+  for (const DType dtype : types_on(device)) expect_no_spread(64, dtype, device);
 }
 
 TEST(CudaGatedDelta, GivesTheSameBitsEveryTime) {

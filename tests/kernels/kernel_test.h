@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <functional>
 #include <vector>
 
@@ -40,6 +41,21 @@ inline bool padding_is(const Tensor& t, int dim, double padding) {
 
 inline Tensor ids(const std::vector<int32_t>& values) {
   return Tensor::from(values);
+}
+
+// [1, ...]: a row of `t` along dimension 0.
+inline Tensor one_row(const Tensor& t, std::integral auto row) {
+  return t.narrow(0, static_cast<int64_t>(row), 1).contiguous();
+}
+// Rows of `t`, a CPU tensor, along dimension 0, with rows of `other` for those below 0.
+inline Tensor gather_rows(const Tensor& t, const std::vector<int64_t>& rows, double other = 0) {
+  Shape shape = t.shape();
+  shape[0] = std::ssize(rows);
+  Tensor out = Tensor::full(shape, other, t.dtype());
+  for (int64_t i = 0; i < shape[0]; ++i)
+    if (const int64_t row = rows[static_cast<size_t>(i)]; row >= 0)
+      out.narrow(0, i, 1).copy_(t.narrow(0, row, 1));
+  return out;
 }
 
 // sum(a b) over all elements in f64: turns a tensor output into a scalar loss.
