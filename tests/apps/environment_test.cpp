@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 class EnvironmentRuns : public testing::Test {
  protected:
-  // The arguments of `train` for a run with the program.
+  // The arguments of `train` for a run with the program, for which a loaded machine has time.
   std::vector<std::string> run(const std::string& name, double delay, const std::string& special,
                                std::vector<std::string> more = {}) const {
     std::string program = kProgram;
@@ -55,7 +55,8 @@ class EnvironmentRuns : public testing::Test {
                    "checkpoint: {every: 2, keep_last: 10}\neval: {every: 3, size: 8}\n"
                    "environment: {name: command, run: python3 ",
                    name,
-                   ".py, workers: 2, discount: 0.5}\nrewards: [{name: environment}]\n"
+                   ".py, workers: 2, discount: 0.5, timeout: 200, start_timeout: 200}\n"
+                   "rewards: [{name: environment}]\n"
                    "output_dir: ",
                    name, "\n"));
     more.insert(more.begin(), {"train", dir_.path(name + ".yaml")});
@@ -328,7 +329,9 @@ void expect_refused(const Output& output, const std::vector<std::string>& texts)
 
 // A program that answers nothing at all is found before there is a run, as that of a reward is.
 TEST_F(EnvironmentRuns, OfProgramsThatAnswerNothingAreRefusedByCheck) {
-  std::vector<std::string> train = run("run", 0, "raise ValueError('oh')");
+  // One at a time, or their messages may mix.
+  std::vector<std::string> train =
+      run("run", 0, "raise ValueError('oh')", {"environment.workers=1"});
   for (const char* command : {"check", "train"}) {
     train[0] = command;
     expect_refused(run_cohort(train),

@@ -4,7 +4,7 @@
 Each abuse is a solution f(info), and some are a tool's program, too. `info` has a file with a secret token, a folder that everybody
 may write, a process to harm, and servers that send the token. An abuse would be rewarded for the token, or for "escaped", if it has
 done what it must not. After each abuse a right solution must still get 1. At the end the victim lives, and no process, file or
-System V object is left.
+System V object is left. What is only late, as on a loaded machine, is tried again: an abuse must be ended in time once in three times.
 
     sandbox_abuse.py [ABUSE...]
 """
@@ -30,6 +30,8 @@ SCRIPT = os.path.join(ROOT, "scripts", "cohort_sandbox.py")
 TIMEOUT = 1.0
 SLACK = float(os.environ.get("COHORT_ABUSE_SLACK", "1"))  # seconds beyond the timeout: more on a loaded machine
 LONGEST = 60.0  # seconds after which a worker is taken to hang
+ATTEMPTS = 3
+CLEANUP = 5.0  # seconds in which the last processes must have ended: less than those that abuses sleep
 OTHER_USER = 65534
 PARTS = 3
 
@@ -53,7 +55,9 @@ def serve_token(family, address, token):
 
 
 def shared_objects():
-    return [open("/proc/sysvipc/" + name).read() for name in ("shm", "sem", "msg")] + [sorted(os.listdir("/dev/shm"))]
+    """The keys and ids of the machine's System V objects, and the names of its shared memory."""
+    keys = {(name, *line.split()[:2]) for name in ("shm", "sem", "msg") for line in open("/proc/sysvipc/" + name)}
+    return keys.union(("/dev/shm", name) for name in os.listdir("/dev/shm"))
 
 
 class Worker:
@@ -61,7 +65,7 @@ class Worker:
 
     def __init__(self, tier, user, python):
         self.name, self.tier, self.failures, self.slowest = f"{tier} as {user if user is not None else os.getuid()}", tier, [], 0.0
-        self.reason, self.user, self.dir = "", user, tempfile.mkdtemp(prefix="cohort_abuse_")
+        self.reason, self.user, self.repeated, self.dir = "", user, 0, tempfile.mkdtemp(prefix="cohort_abuse_")
         os.chmod(self.dir, 0o755)
         self.token = "TOKEN-" + secrets.token_hex(16)
         path = lambda name: os.path.join(self.dir, name)  # noqa: E731
@@ -119,6 +123,31 @@ class Worker:
         answer, _ = self.ask("def f(x):\n    return x + 1\n", f"assert f({self.info['index']}) == {self.info['index'] + 1}")
         return answer
 
+    def attempt(self, name):
+        """Runs an abuse, and a right solution after it. Returns what is wrong, and what is only late."""
+        wrong, late = [], []
+
+        def check(what, contained, answer, seconds):
+            self.slowest = max(self.slowest, seconds)
+            if not contained or seconds > TIMEOUT + SLACK:
+                (late if contained else wrong).append(f"{what}: {answer} after {seconds:.2f} s")
+        answer, seconds = self.abuse(name)
+        check(name, answer.get("reward") == 0, answer, seconds)
+        if name in abuses.OF_TOOLS:
+            answer, seconds = self.ask(abuses.code_of(name) + f"\nprint(f({self.info!r}))")
+            output = answer.get("output", self.token)
+            check(name + " as a program", self.token not in output and "escaped" not in output.split("\n") and len(output.encode()) <= 4096,
+                  answer, seconds)
+        after = self.right()
+        if after.get("reward") != 1:
+            (late if after.get("outcome") == "timeout" else wrong).append(f"{name}: a right solution then gets {after}")
+        if self.has_ended():
+            wrong.append(f"{name}: has ended the victim or the worker")
+        return wrong, late
+
+    def has_ended(self):
+        return self.victim.poll() is not None or self.process.poll() is not None
+
     def run(self, names):
         self.names = [n for n in names if self.tier != "rlimits" or n not in abuses.NOT_BY_RLIMITS]
         first = self.right()
@@ -131,23 +160,16 @@ class Worker:
         if self.tier == "rlimits":
             controls["reads_the_answer"] = ""
         for name, known in controls.items():
-            if self.abuse(name, known)[0].get("reward") != 1:
+            if all(self.abuse(name, known)[0].get("reward") != 1 for _ in range(ATTEMPTS)):
                 self.failures.append(f"{name} is not rewarded where nothing prevents it")
         for name in self.names:
-            answer, seconds = self.abuse(name)
-            self.slowest = max(self.slowest, seconds)
-            if answer.get("reward") != 0 or seconds > TIMEOUT + SLACK:
-                self.failures.append(f"{name}: {answer} after {seconds:.2f} s")
-            if name in abuses.OF_TOOLS:
-                answer, seconds = self.ask(abuses.code_of(name) + f"\nprint(f({self.info!r}))")
-                output = answer.get("output", self.token)
-                if self.token in output or "escaped" in output.split("\n") or len(output.encode()) > 4096 or seconds > TIMEOUT + SLACK:
-                    self.failures.append(f"{name} as a program: {answer} after {seconds:.2f} s")
-            after = self.right()
-            if after.get("reward") != 1:
-                self.failures.append(f"{name}: a right solution then gets {after}")
-            if self.victim.poll() is not None or self.process.poll() is not None:
-                self.failures.append(f"{name}: has ended the victim or the worker")
+            for attempt in range(ATTEMPTS):
+                wrong, late = self.attempt(name)
+                self.repeated += attempt > 0
+                if wrong or not late:
+                    break
+            self.failures += wrong + late
+            if self.has_ended():
                 return
 
     def end(self, kill):
@@ -159,7 +181,7 @@ class Worker:
             time.sleep(0.3)
             self.process.kill()
         self.process.stdin.close()
-        code = self.process.wait(10)
+        code = self.process.wait(LONGEST)
         self.failures = self.failures or []
         if code != (-signal.SIGKILL if kill and not self.reason else 0):
             self.failures.append(f"the worker ends with {code}")
@@ -209,13 +231,15 @@ def main():
             print(f"{worker.name}: does not work here: {worker.reason}")
             continue
         failed += len(worker.failures)
-        print(f"{worker.name}: {len(worker.failures)} failures of {len(worker.names)} abuses, the slowest {worker.slowest:.2f} s")
+        print(f"{worker.name}: {len(worker.failures)} failures of {len(worker.names)} abuses, the slowest {worker.slowest:.2f} s, "
+              f"{worker.repeated} repeated")
         for failure in worker.failures:
             print("  " + failure)
-    time.sleep(0.2)
-    left = processes_of(workers)
-    if left or shared_objects() != objects:
-        print(f"left: processes {left}, shared objects {shared_objects()}")
+    deadline = time.monotonic() + CLEANUP
+    while (left := processes_of(workers) | (shared_objects() - objects)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if left:
+        print(f"left: processes and shared objects {left}")
         failed += 1
     sys.exit(1 if failed else 0)
 
