@@ -61,6 +61,24 @@ std::vector<size_t> micro_batch_begins(std::span<const TokenSequence> sequences,
   return begins;
 }
 
+// micro_batch_begins() of the smallest budget that gives as few micro batches as `budget` does.
+std::vector<size_t> even_begins(std::span<const TokenSequence> sequences, int64_t budget,
+                                Groups groups) {
+  std::vector<size_t> begins = micro_batch_begins(sequences, budget, groups);
+  int64_t too_small = 0;
+  while (budget - too_small > 1) {
+    const int64_t middle = too_small + (budget - too_small) / 2;
+    if (std::vector<size_t> even = micro_batch_begins(sequences, middle, groups);
+        even.size() == begins.size()) {
+      budget = middle;
+      begins = std::move(even);
+    } else {
+      too_small = middle;
+    }
+  }
+  return begins;
+}
+
 // Number of inputs of valid sequences.
 int64_t checked_total(std::span<const TokenSequence> sequences) {
   int64_t total = 0;
@@ -139,6 +157,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
       add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
   PackedBatch batch;
+  if (!sequences.empty()) batch.lane = sequences[0].lane;
   if (sequences.empty() || sequences[0].pixels.empty())
     batch.tokens = Tensor::from(tokens);
   else
@@ -159,20 +178,14 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
 std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget,
                                         Groups groups) {
   COHORT_CHECK(budget > 0, "[pack_micro_batches] expected a positive budget, got ", budget);
-  std::vector<size_t> begins = micro_batch_begins(sequences, budget, groups);
-  // Bisects for the smallest budget that gives the same number of micro batches.
-  int64_t too_small = 0;
-  while (budget - too_small > 1) {
-    const int64_t middle = too_small + (budget - too_small) / 2;
-    if (std::vector<size_t> even = micro_batch_begins(sequences, middle, groups);
-        even.size() == begins.size()) {
-      budget = middle;
-      begins = std::move(even);
-    } else {
-      too_small = middle;
-    }
+  std::vector<size_t> out;
+  for (size_t begin = 0, end = 0; begin < sequences.size(); begin = end) {
+    while (end < sequences.size() && sequences[end].lane == sequences[begin].lane) ++end;
+    for (const size_t first : even_begins(sequences.subspan(begin, end - begin), budget, groups))
+      if (begin + first < end) out.push_back(begin + first);
   }
-  return begins;
+  out.push_back(sequences.size());
+  return out;
 }
 
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,

@@ -22,6 +22,7 @@ struct TokenSequence {
   // Sequences of one group (0 or more) begin with the same `prefix` tokens, none of them a target.
   // If packed consecutively they share the prefix, which is computed once.
   int64_t group = -1, prefix = 0;
+  int64_t lane = 0;  // sequences of different lanes (trainers/shards.h) are in different batches
   std::vector<int32_t> labels = {};  // same size as tokens; empty: the form of loss_mask
   std::vector<int32_t> types = {};   // same size as tokens; empty: 0
   // An image in place of tokens: its bytes and PackedBatch::pixel_values. It has the positions of
@@ -52,6 +53,7 @@ struct PackedBatch {
   Tensor pixels, pixel_values;
   int64_t size() const { return positions.numel(); }
   int64_t num_targets() const { return targets.numel(); }
+  int64_t lane = 0;
   PackedBatch to(Device device) const;
 };
 
@@ -63,13 +65,21 @@ enum class Groups : uint8_t { kMaySplit, kWhole };
 
 // Splits sequences into consecutive micro batches of at most `budget` inputs each, shared prefixes
 // counted once (a longer sequence gets a batch of its own): the index of each one's first sequence,
-// then the number of sequences. Minimises the number of micro batches, then the size of the
-// largest.
+// then the number of sequences. In each lane, whose sequences are consecutive, it minimises the
+// number of micro batches, then the size of the largest.
 std::vector<size_t> split_micro_batches(std::span<const TokenSequence> sequences, int64_t budget,
                                         Groups groups = Groups::kMaySplit);
 
 // pack() of each of those micro batches.
 std::vector<PackedBatch> pack_micro_batches(std::span<const TokenSequence> sequences,
                                             int64_t budget, Groups groups = Groups::kMaySplit);
+
+// The lane of each batch.
+template <class Batches>
+std::vector<int64_t> lanes_of(const Batches& batches) {
+  std::vector<int64_t> out;
+  for (const auto& batch : batches) out.push_back(batch.lane);
+  return out;
+}
 
 }  // namespace cohort

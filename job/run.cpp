@@ -123,6 +123,13 @@ void prepare(const RunPlan& plan, ProcessGroup* group) {
   set_watchdog(plan.stages[0]);
   begin_activity("preparing the run");
   prepare_programs(plan);
+  for (const TrainConfig& config : plan.stages) {
+    const int64_t lanes = config.optimizer.reduction_lanes,
+                  ranks = group == nullptr ? config.ranks : group->size();
+    if (lanes % ranks != 0)
+      throw InputError(str("reduction_lanes: ", lanes, " lanes cannot be divided by ", ranks,
+                           " ranks; hint: reduction_lanes=0, or a power of two of ranks"));
+  }
   if (group == nullptr) return;
   for (const TrainConfig& config : plan.stages) {
     if (config.ranks != 1)

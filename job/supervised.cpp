@@ -184,7 +184,8 @@ StageEnd train_supervised(Stage& stage) {
     const TokenCounts count = count_tokens(stage, sequences);
     const bool dpo = config.batch.trainer == TrainerType::kDpo;
     const RankLoad load =
-        balance(stage.comm(), stage.model(), sequences, (dpo ? 2 : 1) * config.batch.batch_size);
+        balance(stage.comm(), stage.model(), sequences, (dpo ? 2 : 1) * config.batch.batch_size,
+                config.optimizer.reduction_lanes);
     std::optional<PairLoss> pairs;
     if (dpo) pairs.emplace(stage, sequences);
     const ForwardOptions options{
@@ -211,7 +212,7 @@ StageEnd train_supervised(Stage& stage) {
     const double rate = stage.learning_rate();
     Learner::Update update;
     stage.learner().within_memory(config.batch.micro_batch(), pack, [&] {
-      update = stage.learner().update(static_cast<int64_t>(batches.size()), loss, rate);
+      update = stage.learner().update(std::ssize(batches), loss, rate, nullptr, lanes_of(batches));
     });
 
     stage.state().data_position += config.batch.batch_size;

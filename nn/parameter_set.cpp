@@ -146,9 +146,14 @@ int64_t ParameterSet::slice_size(size_t unit, int64_t slices) const {
 }
 
 Tensor ParameterSet::allocate_gradients(size_t unit, int64_t slices) const {
-  const size_t first = units_[unit].first_leaf, last = units_[unit].end_leaf;
   Tensor all =
       Tensor::empty({slices * slice_size(unit, slices)}, accumulate_dtype(dtype_), device_);
+  set_gradients(unit, all);
+  return all;
+}
+
+void ParameterSet::set_gradients(size_t unit, const Tensor& all) const {
+  const size_t first = units_[unit].first_leaf, last = units_[unit].end_leaf;
   int64_t begin = 0;
   for (size_t i = first; i < last; ++i) {
     const Tensor& value = trained_[i].value();
@@ -161,7 +166,6 @@ Tensor ParameterSet::allocate_gradients(size_t unit, int64_t slices) const {
     all.narrow(0, begin + value.numel(), end - begin - value.numel()).zero_();
     begin = end;
   }
-  return all;
 }
 
 void ParameterSet::free_gradients(size_t unit) const {

@@ -7,12 +7,12 @@
 namespace cohort {
 
 Optimizer::Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed,
-                     int rank, int ranks)
+                     const Slices& slices)
     : config_(config),
       seed_(seed),
-      ranks_(ranks),
+      slices_(slices),
       set_(parameters),
-      parts_(parts_of_rank(parameters, rank, ranks)) {
+      parts_(parts_in(parameters, slices)) {
   for (const ParameterPart& part : parts_) {
     const NamedParameter& p = set_[part.parameter];
     const bool on_host = config.storage.on_host(p.unit);
@@ -70,7 +70,7 @@ void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non
 
 void Optimizer::gather_weights(Communicator& comm) const {
   if (!is_sharded()) return;
-  const PartGather parts(set_, comm);
+  const PartGather parts(set_, comm, config_.reduction_lanes);
   const auto weights_of = [&](const ParameterPart& piece) {
     return piece.of(set_[piece.parameter].value);
   };
@@ -159,7 +159,7 @@ void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
     if (p.value.dtype() == DType::kBF16)
       state.low_bits = Tensor::empty({2 * p.value.numel()}, DType::kU8);
   }
-  const PartGather parts(set_, comm);
+  const PartGather parts(set_, comm, config_.reduction_lanes);
   const auto gather = [&](DType parameter, DType dtype, int64_t width, Tensor State::*member) {
     parts.gather(unit, {.parameter = parameter,
                         .dtype = dtype,

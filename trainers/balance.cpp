@@ -58,9 +58,9 @@ Sequence from_numbers(const std::vector<double>& numbers) {
 
 template <class Sequence>
 RankLoad balance_sequences(Communicator& comm, const Transformer& model,
-                           std::vector<Sequence>& sequences, int64_t count) {
+                           std::vector<Sequence>& sequences, int64_t count, int64_t lanes) {
   const ModelConfig& config = model.config();
-  if (comm.size() == 1 || config.has_images()) return {};
+  if ((comm.size() == 1 && lanes == 0) || config.has_images()) return {};
   const auto unit_of = [](const Sequence& s) {
     return static_cast<size_t>(s.group >= 0 ? s.group : s.index);
   };
@@ -84,7 +84,11 @@ RankLoad balance_sequences(Communicator& comm, const Transformer& model,
   units = reduce_over_ranks(comm, units);
   const std::vector<int> before(units.begin() + count, units.end());
   const std::span<const double> all(units.data(), static_cast<size_t>(count));
-  const std::vector<int> after = assign_ranks(all, before, comm.size());
+  std::vector<int> after = lanes > 0 ? assign_ranks(all, {}, static_cast<int>(lanes))
+                                     : assign_ranks(all, before, comm.size());
+  const std::vector<int> lane_of = lanes > 0 ? after : std::vector<int>(after.size());
+  for (int& rank : after)
+    if (lanes > 0) rank /= static_cast<int>(lanes) / comm.size();
   if (after != before) {
     std::vector<std::vector<double>> moved(static_cast<size_t>(count));
     for (const Sequence& s : sequences)
@@ -95,9 +99,11 @@ RankLoad balance_sequences(Communicator& comm, const Transformer& model,
       Sequence s = from_numbers<Sequence>(numbers);
       if (after[unit_of(s)] == comm.rank()) sequences.push_back(std::move(s));
     }
-    std::ranges::sort(sequences, {}, &Sequence::index);
   }
-  return load_of(all, after, comm.size());
+  for (Sequence& s : sequences) s.lane = lane_of[unit_of(s)];
+  std::ranges::sort(sequences, {}, [](const Sequence& s) { return std::pair(s.lane, s.index); });
+  return lanes > 0 ? load_of(all, lane_of, static_cast<int>(lanes))
+                   : load_of(all, after, comm.size());
 }
 
 }  // namespace
@@ -114,6 +120,7 @@ std::vector<int> assign_ranks(std::span<const double> costs, std::vector<int> pr
     *least += costs[i];
     out[i] = static_cast<int>(least - loads.begin());
   }
+  if (present.empty()) return out;
   const double largest = load_of(costs, present, num_ranks).largest;
   return load_of(costs, out, num_ranks).largest <= (1 - kLeastGain) * largest ? out : present;
 }
@@ -125,12 +132,12 @@ RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int 
 }
 
 RankLoad balance(Communicator& comm, const Transformer& model,
-                 std::vector<TokenSequence>& sequences, int64_t count) {
-  return balance_sequences(comm, model, sequences, count);
+                 std::vector<TokenSequence>& sequences, int64_t count, int64_t lanes) {
+  return balance_sequences(comm, model, sequences, count, lanes);
 }
 RankLoad balance(Communicator& comm, const Transformer& model,
-                 std::vector<PolicySequence>& sequences, int64_t count) {
-  return balance_sequences(comm, model, sequences, count);
+                 std::vector<PolicySequence>& sequences, int64_t count, int64_t lanes) {
+  return balance_sequences(comm, model, sequences, count, lanes);
 }
 
 }  // namespace cohort

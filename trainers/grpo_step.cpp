@@ -191,7 +191,8 @@ Learner::Update update_on(Learner& learner, PolicyUpdate& minibatch, const GrpoS
   };
   Learner::Update out;
   within_memory(learner, {&minibatch, 1}, config, [&] {
-    out = learner.update(std::ssize(minibatch.batches), loss_of, learning_rate, accept);
+    out = learner.update(std::ssize(minibatch.batches), loss_of, learning_rate, accept,
+                         lanes_of(minibatch.batches));
   });
   return out;
 }
@@ -474,8 +475,8 @@ std::vector<PolicyUpdate> pack_minibatches(Communicator& comm, Learner& learner,
         masked += s.loss_mask[t] && !s.surrogate_mask.empty() && !s.surrogate_mask[t];
       }
     std::erase_if(sequences, [&](const auto& s) { return !has_gradient(s, config.grpo); });
-    const RankLoad load =
-        balance(comm, learner.model(), sequences, config.batch.completions_per_step());
+    const RankLoad load = balance(comm, learner.model(), sequences,
+                                  config.batch.completions_per_step(), learner.reduction_lanes());
     out.push_back({.sequences = std::move(sequences),
                    .load = load,
                    .tokens = local_tokens,

@@ -1,6 +1,7 @@
 #include "trainers/learner.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "core/on_exit.h"
 #include "core/with_cuda.h"
@@ -23,18 +24,24 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
     : model_(std::move(model)),
       comm_(comm),
       max_grad_norm_(config.max_grad_norm),
+      reduction_lanes_(config.reduction_lanes),
       health_(Tensor::zeros({2}, DType::kF64, model_->device())),
-      optimizer_(model_->parameters(), config, seed, is_sharded(config.sharding) ? comm.rank() : 0,
-                 is_sharded(config.sharding) ? comm.size() : 1),
+      optimizer_(model_->parameters(), config, seed,
+                 is_sharded(config.sharding)
+                     ? Slices::of_rank(comm.rank(), comm.size(), config.reduction_lanes)
+                     : Slices()),
       side_(comm.size() == 1
                 ? nullptr
                 : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
                             cuda::make_side_stream>(model_->device(), model_->device())),
-      gradients_(model_->parameters(), comm, side_.get(), config.sharding) {}
+      gradients_(model_->parameters(), comm, side_.get(), config.sharding, config.reduction_lanes) {
+}
 
 // If memory ends in one micro batch, the collective calls of the others are still made.
 void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                           Tensor& losses, std::vector<Tensor>& stats) {
+                           std::span<const int64_t> lanes, Tensor& losses,
+                           std::vector<Tensor>& stats) {
+  const int64_t first_lane = gradients_.slices().first;
   auto rounds = static_cast<double>(micro_batches);
   if (gradients_.sums_each_micro_batch()) reduce_in_place(comm_, {&rounds}, Reduce::kMax);
   std::optional<OutOfMemoryError> full;
@@ -51,7 +58,9 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
     clock.lap("backward");
   };
   for (int64_t i = 0; i < std::max<int64_t>(1, static_cast<int64_t>(rounds)); ++i) {
-    gradients_.begin_micro_batch(i + 1 >= micro_batches);
+    const auto k = static_cast<size_t>(i);
+    gradients_.begin_micro_batch(i + 1 >= micro_batches,
+                                 k < lanes.size() ? lanes[k] - first_lane : 0);
     try {
       if (!full) run(std::min(i, micro_batches));
     } catch (const OutOfMemoryError& e) {
@@ -63,7 +72,8 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
 }
 
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                                double learning_rate, const Accept& accept) {
+                                double learning_rate, const Accept& accept,
+                                std::span<const int64_t> lanes) {
   allocator(model_->device()).join_segments();
   const OnExit free_memory([this] {
     gradients_.free();
@@ -82,32 +92,38 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   };
   Tensor losses, norm = health_.narrow(0, 0, 1);
   std::vector<Tensor> stats;  // per micro batch
-  if_memory_lasts([&] { backward_all(micro_batches, loss, losses, stats); });
+  if_memory_lasts([&] { backward_all(micro_batches, loss, lanes, losses, stats); });
   gradients_.finish();
   Update out;
   std::vector<double> numbers;
-  double refusals = 0, squares = 0, bad_weights = 0;
+  const Slices& slices = gradients_.slices();
+  std::vector<double> squares(static_cast<size_t>(slices.all));  // of the norm, by slice
+  double refusals = 0, bad_weights = 0;
   Stopwatch clock;
   if_memory_lasts([&] {
-    kernels::grad_norm(norm, gradients_.slice_gradients());
+    for (int64_t i = 0; i < slices.count; ++i) {
+      kernels::grad_norm(norm, gradients_.slice_gradients(i));
+      if (slices.all > 1) squares[static_cast<size_t>(slices.first + i)] = std::pow(norm.item(), 2);
+    }
     numbers = losses.to_vector<double>();
     for (const double number : numbers) out.loss += number;
     for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
     refusals = accept && !accept(out.stats) ? 1 : 0;
     const std::vector<double> health = health_.to_vector<double>();
     out.grad_norm = health[0];
-    squares = health[0] * health[0];
     bad_weights = health[1];
     optimizer_.allocate_workspace();
   });
   double out_of_memory = full ? 1 : 0;
-  reduce_in_place(comm_, {&out.loss, &refusals, &out_of_memory, &squares, &bad_weights});
+  std::vector<double*> sums{&out.loss, &refusals, &out_of_memory, &bad_weights};
+  for (double& square : squares) sums.push_back(&square);
+  reduce_in_place(comm_, sums);
   if (out_of_memory > 0) throw full ? *full : OutOfMemoryError("another rank is out of memory");
   out.refused = refusals != 0;
   if (bad_weights != 0) throw_bad_weights();  // first: bad losses may follow from it
   check_losses(out.loss, numbers);
-  if (comm_.size() > 1) {  // each rank has that of its slices
-    out.grad_norm = std::sqrt(squares);
+  if (slices.all > 1) {
+    out.grad_norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
     norm.fill_(out.grad_norm);
   }
   check_gradients(out.grad_norm);

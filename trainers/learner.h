@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -41,8 +42,10 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   // if one of them runs out of memory. If `accept` is given and returns
   // false on any rank, weights and optimiser state are unchanged. They are
   // also unchanged if every gradient is 0: AdamW's momentum and decay would move the weights.
+  // `lanes`: with reduction_lanes, that of each micro batch, ascending.
   Update update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                double learning_rate, const Accept& accept = nullptr);
+                double learning_rate, const Accept& accept = nullptr,
+                std::span<const int64_t> lanes = {});
 
   // Runs `work` on micro batches of at most `tokens` tokens, or of fewer if less has to do. pack(n)
   // makes those of at most n tokens and returns the size of the largest; it makes no collective
@@ -70,16 +73,18 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   Transformer& model() { return *model_; }
   const Transformer& model() const { return *model_; }
   Optimizer& optimizer() { return optimizer_; }
+  int64_t reduction_lanes() const { return reduction_lanes_; }
 
  private:
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                    Tensor& losses, std::vector<Tensor>& stats);
+                    std::span<const int64_t> lanes, Tensor& losses, std::vector<Tensor>& stats);
   void check_losses(double total, const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 
   std::unique_ptr<Transformer> model_;
   Communicator& comm_;
   const double max_grad_norm_;  // 0: unlimited
+  const int64_t reduction_lanes_;
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   Optimizer optimizer_;

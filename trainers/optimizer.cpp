@@ -15,8 +15,10 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   const Transformer dry(model, dtype, std::nullopt, device);
   const int64_t before = run.stats().live_bytes;
   const auto live = [&] { return run.stats().live_bytes - before; };
-  Optimizer optimizer(dry.parameters(), config, 0, 0,
-                      is_sharded(config.sharding) ? static_cast<int>(ranks) : 1);
+  Optimizer optimizer(dry.parameters(), config, 0,
+                      is_sharded(config.sharding)
+                          ? Slices::of_rank(0, static_cast<int>(ranks), config.reduction_lanes)
+                          : Slices());
   OptimizerBytes out{.memory = live(), .pinned = run.pinned_stats().live_bytes};
   std::vector<int64_t> units(dry.parameters().units().size());
   for (size_t unit = 0; unit < units.size(); ++unit)
@@ -30,7 +32,7 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   }
   {
     const std::vector<Tensor> gradients =
-        allocate_most_gradients(dry.parameters(), config.sharding, ranks);
+        allocate_most_gradients(dry.parameters(), config.sharding, ranks, config.reduction_lanes);
     out.gradients = live() - out.memory;
     dry.parameters().free_gradients();
   }

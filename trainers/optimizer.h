@@ -59,6 +59,7 @@ struct OptimizerConfig {
   double weight_decay = 0.1, adam_beta1 = 0.9, adam_beta2 = 0.95, adam_eps = 1e-8,
          max_grad_norm = 1;
   Sharding sharding = Sharding::kAuto;
+  int64_t reduction_lanes = 0;
   OptimizerStorage storage;
   void visit(ConfigVisitor& v) {
     v.field("learning_rate", learning_rate,
@@ -82,6 +83,10 @@ struct OptimizerConfig {
              "what each rank of several holds a slice of: none; optimizer: its state (ZeRO-1); "
              "gradients: also their sums (ZeRO-2); auto: none without a GPU, else optimizer if it "
              "fits");
+    v.field("reduction_lanes", reduction_lanes,
+            "an update has the same bits on any number of ranks that divides this power of two; "
+            "takes memory for log2(lanes / ranks) more gradients; 0: off",
+            {.min = 0, .max = 1024});
     v.section("optimizer", storage, "storage of the optimizer's state");
   }
 };
@@ -91,10 +96,10 @@ struct OptimizerConfig {
 // weight and low bits. Over several ranks each may hold and update only the parts in its slices.
 class Optimizer : NonCopyable {
  public:
-  // `seed`: for the rounding of bf16 moments. The set must outlive the optimizer, which is that of
-  // rank `rank` of `ranks`, over which the state is sharded.
+  // `seed`: for the rounding of bf16 moments. The set must outlive the optimizer, which holds the
+  // state of these slices.
   Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed = 0,
-            int rank = 0, int ranks = 1);
+            const Slices& slices = {});
   // Allocates the device memory that step() needs besides its state, so that step() itself cannot
   // run out of memory. It is kept until free_workspace(), and made by step() if it does not exist.
   void allocate_workspace();
@@ -102,13 +107,13 @@ class Optimizer : NonCopyable {
   // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
-  // `gradients`: of the parts of this rank, in the order of parts_of_rank(); empty: those of the
+  // `gradients`: of the parts of this rank, in the order of parts_in(); empty: those of the
   // parameters. If the state is sharded, only these parts of the weights have changed.
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {},
             std::span<const Tensor> gradients = {});
   // Gives every rank the weights that the others have updated. Every rank calls it.
   void gather_weights(Communicator& comm) const;
-  bool is_sharded() const { return ranks_ > 1; }
+  bool is_sharded() const { return slices_.count < slices_.all; }
   int64_t updates() const { return updates_; }
   // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of
   // each parameter, of which a sharded optimizer has its parts, times a factor such that the norm
@@ -144,7 +149,7 @@ class Optimizer : NonCopyable {
 
   OptimizerConfig config_;
   uint64_t seed_;
-  int ranks_;
+  const Slices slices_;
   int64_t updates_ = 0;
   const ParameterSet& set_;
   std::vector<ParameterPart> parts_;  // those whose state is in `tensors_`

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/sizes.h"
+#include "kernels/elementwise.h"
 #include "kernels/sum_parts.h"
 
 namespace cohort {
@@ -19,16 +20,20 @@ int64_t piece_elements(int64_t ranks, int64_t element_bytes, int64_t most) {
                     std::max(most, kAlignment));
 }
 
+void add_to(Tensor& sum, const Tensor& x) {
+  kernels::scale({.y = sum, .x = x, .factor = 1, .mode = kernels::Grad::kAccumulate});
+}
+
 }  // namespace
 
-std::vector<ParameterPart> parts_of_rank(const ParameterSet& set, int rank, int ranks) {
+std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slices) {
   std::vector<ParameterPart> out;
   for (size_t i = 0; i < set.size(); ++i) {
     const NamedParameter& p = set[i];
     if (!p.trained()) continue;
-    const int64_t slice = set.slice_size(p.unit, ranks), first = rank * slice - p.gradient_begin,
+    const int64_t first = slices.begin(set, p.unit) - p.gradient_begin,
                   begin = std::max<int64_t>(0, first),
-                  end = std::min(p.value.numel(), first + slice);
+                  end = std::min(p.value.numel(), first + slices.size(set, p.unit));
     if (begin < end)
       out.push_back({.parameter = i,
                      .unit = p.unit,
@@ -40,7 +45,8 @@ std::vector<ParameterPart> parts_of_rank(const ParameterSet& set, int rank, int 
 }
 
 std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
-                                            int64_t ranks) {
+                                            int64_t ranks, int64_t lanes) {
+  const Slices slices = Slices::of_rank(0, static_cast<int>(ranks), lanes);
   const DType dtype = accumulate_dtype(set.dtype());
   const bool sums_each = ranks > 1 && sharding == Sharding::kGradients;
   std::vector<Tensor> out;
@@ -50,13 +56,14 @@ std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sh
   const size_t end = set.units().size() - 1;
   int64_t longest = 0, block = 0;
   for (size_t unit = 0; unit <= end; ++unit) {
-    const int64_t slice = set.slice_size(unit, ranks);
+    const int64_t slice = slices.size(set, unit);
     longest = std::max(longest, slice);
     if (unit > 0 && unit < end) block = std::max(block, ranks * slice);
     if (sums_each)
       allocate(slice);
     else
-      out.push_back(set.allocate_gradients(unit, ranks));
+      out.push_back(set.allocate_gradients(unit, slices.all));
+    for (int64_t lane = 1; lane < slices.count; lane *= 2) allocate(ranks * slice);
   }
   if (ranks == 1) return out;
   const int64_t piece =
@@ -64,15 +71,15 @@ std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sh
   allocate(piece);
   if (!sums_each) return out;
   for (const int64_t elements :
-       {piece, ranks * std::max(set.slice_size(0, ranks), set.slice_size(end, ranks)), block,
-        block})
+       {piece, ranks * std::max(slices.size(set, 0), slices.size(set, end)), block, block})
     allocate(elements);
   return out;
 }
 
-PartGather::PartGather(const ParameterSet& set, Communicator& comm) : set_(set), comm_(comm) {
+PartGather::PartGather(const ParameterSet& set, Communicator& comm, int64_t lanes)
+    : set_(set), comm_(comm) {
   for (int rank = 0; rank < comm.size(); ++rank)
-    parts_.push_back(parts_of_rank(set, rank, comm.size()));
+    parts_.push_back(parts_in(set, Slices::of_rank(rank, comm.size(), lanes)));
 }
 
 void PartGather::gather(size_t unit, const Values& values) const {
@@ -116,21 +123,21 @@ void PartGather::gather(size_t unit, const Values& values) const {
 }
 
 ShardedGradients::ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side,
-                                   Sharding sharding)
+                                   Sharding sharding, int64_t lanes)
     : set_(set),
       comm_(comm),
       side_(side),
       ranks_(comm.size()),
+      slices_(Slices::of_rank(comm.rank(), comm.size(), lanes)),
       sharded_(ranks_ > 1 && is_sharded(sharding)),
       sums_each_(ranks_ > 1 && sharding == Sharding::kGradients),
-      slice_parts_(parts_of_rank(set, comm.rank(), comm.size())),
-      parts_(sharded_ ? slice_parts_ : parts_of_rank(set, 0, 1)),
+      parts_(parts_in(set, sharded_ ? slices_ : Slices())),
       units_(set.units().size()) {
   for (size_t unit = 0; unit < units_.size(); ++unit)
     for (size_t i = set.units()[unit].first_leaf; i < set.units()[unit].end_leaf; ++i) {
       set.trained()[i].on_gradient([this, unit] { complete_leaf(unit); });
       set.trained()[i].on_missing_gradient([this, unit] {
-        if (is_active_ && sums_each_) units_[unit].all = set_.allocate_gradients(unit, ranks_);
+        if (is_active_ && sums_each_) units_[unit].all = set_.allocate_gradients(unit, slices_.all);
       });
     }
 }
@@ -139,18 +146,21 @@ void ShardedGradients::allocate() {
   const DType dtype = accumulate_dtype(set_.dtype());
   int64_t longest = 0;
   for (size_t unit = 0; unit < units_.size(); ++unit) {
-    const int64_t slice = set_.slice_size(unit, ranks_);
+    const int64_t slice = slices_.size(set_, unit);
     longest = std::max(longest, slice);
     if (sums_each_)
       units_[unit].sum = Tensor::empty({slice}, dtype, set_.device());
     else
-      units_[unit].all = set_.allocate_gradients(unit, ranks_);
+      units_[unit].all = set_.allocate_gradients(unit, slices_.all);
+    for (int64_t lane = 1; lane < slices_.count; lane *= 2)
+      units_[unit].spare.push_back(Tensor::empty({ranks_ * slice}, dtype, set_.device()));
   }
   const int64_t piece =
       ranks_ * piece_elements(ranks_, static_cast<int64_t>(dtype_size(dtype)), longest);
   if (ranks_ > 1) received_ = Tensor::empty({piece}, dtype, set_.device());
   if (sums_each_) zeros_ = Tensor::zeros({piece}, dtype, set_.device());
   is_active_ = true;
+  lane_ = 0;
   restart();
 }
 
@@ -168,9 +178,40 @@ void ShardedGradients::restart() {
     units_[unit].pending = set_.units()[unit].end_leaf - set_.units()[unit].first_leaf;
 }
 
-void ShardedGradients::begin_micro_batch(bool is_last) {
-  is_summing_ = sums_each_ || is_last;
+void ShardedGradients::begin_micro_batch(bool is_last, int64_t lane) {
+  while (lane_ < lane) end_lane();
+  is_summing_ = sums_each_ || (is_last && lane_ + 1 == slices_.count);
   if (sums_each_) restart();
+}
+
+// Joins the lane with those before it, as far as they complete a power of two.
+void ShardedGradients::end_lane() {
+  for (size_t index = 0; index < units_.size(); ++index) {
+    Unit& unit = units_[index];
+    if (unit.all.numel() == 0) continue;
+    zero_untouched(index);
+    size_t level = 0;
+    for (; (lane_ >> level & 1) != 0; ++level) {
+      add_to(unit.all, unit.lanes[level]);
+      unit.spare.push_back(std::exchange(unit.lanes[level], {}));
+    }
+    unit.lanes.resize(std::max(unit.lanes.size(), level + 1));
+    unit.lanes[level] = std::exchange(unit.all, unit.spare.back());
+    unit.spare.pop_back();
+    set_.set_gradients(index, unit.all);
+  }
+  ++lane_;
+}
+
+void ShardedGradients::join_lanes(Unit& unit) const {
+  for (const Tensor& sum : unit.lanes)
+    if (sum.defined()) add_to(unit.all, sum);
+  unit.lanes.clear();
+}
+
+void ShardedGradients::zero_untouched(size_t unit) const {
+  for (size_t i = set_.units()[unit].first_leaf; i < set_.units()[unit].end_leaf; ++i)
+    set_.trained()[i].grad();
 }
 
 void ShardedGradients::end_micro_batch() {
@@ -189,14 +230,13 @@ void ShardedGradients::complete_leaf(size_t unit) {
 // A rank that has made no backward, or no leaf of which a loss depends on, has zeros.
 void ShardedGradients::reduce_rest() {
   while (left_ > 0) {
-    const ParameterUnit& unit = set_.units()[--left_];
-    if (units_[left_].all.defined())
-      for (size_t i = unit.first_leaf; i < unit.end_leaf; ++i) set_.trained()[i].grad();
+    if (units_[--left_].all.defined()) zero_untouched(left_);
     reduce(left_);
   }
 }
 
 void ShardedGradients::finish() {
+  while (lane_ + 1 < slices_.count) end_lane();
   if (!sums_each_) reduce_rest();
   if (side_ != nullptr) side_->wait();
   for (Unit& unit : units_)
@@ -205,7 +245,8 @@ void ShardedGradients::finish() {
 
 void ShardedGradients::reduce(size_t index) {
   Unit& unit = units_[index];
-  const int64_t slice = set_.slice_size(index, ranks_);
+  const int64_t slice = slices_.size(set_, index);
+  join_lanes(unit);
   if (ranks_ == 1 || slice == 0) return;
   const int64_t most = received_.numel() / ranks_;
   Tensor target = sums_each_ ? unit.sum : unit.all.narrow(0, comm_.rank() * slice, slice);
@@ -239,18 +280,21 @@ void ShardedGradients::reduce(size_t index) {
 }
 
 std::vector<Tensor> ShardedGradients::gradients() const {
-  if (sharded_) return slice_gradients();
   std::vector<Tensor> out;
-  for (const ParameterPart& part : parts_)
-    out.push_back(units_[part.unit].all.narrow(0, part.at, part.count));
+  for (const ParameterPart& part : parts_) {
+    const Unit& unit = units_[part.unit];
+    const int64_t begin = sharded_ && !sums_each_ ? slices_.begin(set_, part.unit) : 0;
+    out.push_back((sums_each_ ? unit.sum : unit.all).narrow(0, begin + part.at, part.count));
+  }
   return out;
 }
 
-std::vector<Tensor> ShardedGradients::slice_gradients() const {
+std::vector<Tensor> ShardedGradients::slice_gradients(int64_t slice) const {
+  const Slices one{slices_.first + slice, 1, slices_.all};
   std::vector<Tensor> out;
-  for (const ParameterPart& part : slice_parts_) {
+  for (const ParameterPart& part : parts_in(set_, one)) {
     const Unit& unit = units_[part.unit];
-    const int64_t begin = sums_each_ ? 0 : comm_.rank() * set_.slice_size(part.unit, ranks_);
+    const int64_t begin = sums_each_ ? 0 : one.begin(set_, part.unit);
     out.push_back((sums_each_ ? unit.sum : unit.all).narrow(0, begin + part.at, part.count));
   }
   return out;

@@ -40,20 +40,37 @@ struct ParameterPart {
   }
 };
 
-// The parts of the trained parameters in the slices of rank `rank` of `ranks`, in order.
-std::vector<ParameterPart> parts_of_rank(const ParameterSet& set, int rank, int ranks);
+// Slices [first, first + count) of `all` equal ones, into which the gradients of a unit are cut.
+struct Slices {
+  int64_t first = 0, count = 1, all = 1;
+  // Those of a rank: one, or with lanes as many as it has of these.
+  static Slices of_rank(int rank, int ranks, int64_t lanes) {
+    const int64_t all = lanes > 0 ? lanes : ranks, count = all / ranks;
+    return {rank * count, count, all};
+  }
+  // Their first element, and how many they have.
+  int64_t begin(const ParameterSet& set, size_t unit) const {
+    return first * set.slice_size(unit, all);
+  }
+  int64_t size(const ParameterSet& set, size_t unit) const {
+    return count * set.slice_size(unit, all);
+  }
+};
+
+// The parts of the trained parameters in these slices, in order.
+std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slices);
 
 // Allocates, for an estimate, what ShardedGradients holds at most on one of `ranks` ranks. With
 // kGradients these are the gradients of the tables or the end, of a unit in the backward and of one
 // that is sent.
 std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
-                                            int64_t ranks);
+                                            int64_t ranks, int64_t lanes);
 
 // Exchanges what the ranks have of the trained parameters, each the parts in its slices. Every rank
 // makes the same calls.
 class PartGather {
  public:
-  PartGather(const ParameterSet& set, Communicator& comm);
+  PartGather(const ParameterSet& set, Communicator& comm, int64_t lanes);
   struct Values {
     DType parameter;  // parameters of other dtypes are left out
     DType dtype;      // that the values have
@@ -74,11 +91,16 @@ class PartGather {
 // The gradients of an update: their memory, and their sums over ranks. The sums of a unit begin
 // when its gradients are final, beside the rest of the backward, but after those of the units
 // behind it: every rank makes the same calls in the same order.
+//
+// With L lanes, a power of two, an update's sequences are divided among them, whatever the number
+// of ranks is, and each of the N ranks has L / N neighbouring ones. The gradients of each lane are
+// added by themselves, and lanes in the tree of kernels/pairwise_sum.h: an update has the same bits
+// on any N that divides L.
 class ShardedGradients : NonCopyable {  // the parameters' hooks hold its address
  public:
   // `side` is null on the CPU; all must outlive this.
-  ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side,
-                   Sharding sharding);
+  ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side, Sharding sharding,
+                   int64_t lanes = 0);
 
   // With kGradients, over several ranks: there are sums in each micro batch, of which all ranks
   // have the same number.
@@ -86,9 +108,10 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   // Begins and ends an update; neither calls another rank.
   void allocate();
   void free();
-  // Around the backwards of a micro batch. end_micro_batch() makes the calls that the backwards
-  // have not made: there may have been none, or one that failed.
-  void begin_micro_batch(bool is_last);
+  // Around the backwards of a micro batch, which is of the rank's lane `lane`, from 0 on, and not
+  // of an earlier one than the last. end_micro_batch() makes the calls that the backwards have not
+  // made: there may have been none, or one that failed.
+  void begin_micro_batch(bool is_last, int64_t lane = 0);
   void end_micro_batch();
   // The sums that are left; later work on the current stream waits for all of them.
   void finish();
@@ -97,17 +120,22 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   // their gradients.
   const std::vector<ParameterPart>& parts() const { return parts_; }
   std::vector<Tensor> gradients() const;
-  // The sums of this rank's slices alone, whatever it updates.
-  std::vector<Tensor> slice_gradients() const;
+  // Those of one of the rank's slices, whatever it updates.
+  std::vector<Tensor> slice_gradients(int64_t slice) const;
+  const Slices& slices() const { return slices_; }
 
  private:
   struct Unit {
-    Tensor all;  // [ranks * slice]
+    Tensor all;  // [ranks * slice], of the present lane
     Tensor sum;  // [slice], over ranks and micro batches, if there are sums in each
+    std::vector<Tensor> lanes, spare;  // sums of 2^i lanes, or undefined; memory for others
     bool has_sum = false;
     size_t pending = 0;  // leaves whose gradients are not final
   };
   void restart();
+  void end_lane();
+  void join_lanes(Unit& unit) const;
+  void zero_untouched(size_t unit) const;
   void complete_leaf(size_t unit);
   void reduce_rest();
   void reduce(size_t unit);
@@ -116,13 +144,15 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   Communicator& comm_;
   SideStream* const side_;
   const int64_t ranks_;
+  const Slices slices_;
   const bool sharded_, sums_each_;
-  const std::vector<ParameterPart> slice_parts_, parts_;
+  const std::vector<ParameterPart> parts_;
   std::vector<Unit> units_;
   // A buffer that receives a piece of each rank, the piece that is sent for a unit without
   // gradients, and the gradients of the last unit, which the side stream may still read.
   Tensor received_, zeros_, in_flight_;
   size_t left_ = 0;  // units without a sum in this micro batch, the first ones
+  int64_t lane_ = 0;
   bool is_active_ = false, is_summing_ = false;
 };
 

@@ -152,7 +152,7 @@ TEST_F(Plans, DumpedPlanLoadsAsTheSamePlan) {
       "    stop_strings: [END, '\"']\n"
       "    rollout: {memory_fraction: 0.25, max_cache_tokens: 4096}\n"
       "    max_completion_length: 6\n"
-      "    max_concurrent: 2\n"
+      "    max_concurrent: 2\n    reduction_lanes: 4\n"
       "    stop_tokens: [1, 2]\n    dtype: f32\n    sharding: optimizer\n"
       "    optimizer: {moments: bf16, place: host, host_units: 3}\n"
       "    epsilon: 0.1\n"

@@ -2,6 +2,7 @@
 // and any number of ranks resumes them.
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "job/sharded_state.h"
 #include "tests/job/small_runs.h"
@@ -137,6 +138,39 @@ TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
   ASSERT_EQ(norms.size(), 3u);
   EXPECT_GT(norms[0], 0);
   for (const double norm : norms) EXPECT_NEAR(norm, norms[0], 1e-9 * norms[0]);
+}
+
+// With lanes, one, two, four and eight ranks write the same files.
+TEST_F(ShardedRuns, LanesGiveAnyNumberOfRanksTheSameFiles) {
+  for (const char* yaml : {kSmallSft, kSmallGrpo})
+    for (const char* lanes : {"reduction_lanes=8", "reduction_lanes=0"}) {
+      std::optional<ExpectLog> idle;  // 4 prompts for 8 ranks
+      if (yaml == kSmallGrpo) idle.emplace("without work");
+      const std::string name = str(yaml == kSmallSft ? "sft" : "grpo", lanes);
+      const std::string one =
+          train(name, yaml, {"ranks=1", lanes, "batch_size=13", "micro_batch_tokens=16"});
+      int64_t same = 0;
+      for (const char* ranks : {"ranks=2", "ranks=4", "ranks=8"}) {
+        const std::string other =
+            train(name + ranks, yaml,
+                  {ranks, lanes, "batch_size=13", "sharding=optimizer", "micro_batch_tokens=16"});
+        const auto left = state_of(one), right = state_of(other);
+        bool equal = checkpoint_bytes(one) == checkpoint_bytes(other);
+        for (const auto& [tensor, values] : left)
+          equal = equal && bit_equal(values, right.at(tensor));
+        same += equal;
+      }
+      EXPECT_EQ(same == 3, std::string(lanes) == "reduction_lanes=8") << name;
+    }
+}
+
+TEST_F(ShardedRuns, LanesThatRanksDoNotDivideAreRefused) {
+  EXPECT_THROW_WITH(train("a", kSmallSft, {"ranks=3", "reduction_lanes=8"}), InputError,
+                    "8 lanes cannot be divided by 3 ranks");
+  EXPECT_THROW_WITH(train("b", kSmallSft, {"reduction_lanes=6"}), InputError,
+                    "reduction_lanes: expected a power of two");
+  EXPECT_THROW_WITH(train("c", kSmallSft, {"reduction_lanes=4", "sharding=gradients"}), InputError,
+                    "hint: sharding: optimizer");
 }
 
 TEST(WritersOfUnits, ShareTheBytes) {
