@@ -89,8 +89,10 @@ void print_row(const std::string& name, const std::string& value);
 // written to the log file.
 std::unique_ptr<Reporter> make_console();
 
-// Throws InputError if the device of a stage is not `cuda`, which --gpus needs.
-void expect_cuda(const RunPlan& plan);
+// Throws InputError if the device of a stage is not `cuda`, which the option `name` needs.
+void expect_cuda(const RunPlan& plan, const std::string& name = "--gpus");
+// Also if this process is a rank of several, or the machine has fewer than `count` GPUs.
+void expect_gpus(const RunPlan& plan, int count, const std::string& name = "--gpus");
 
 // Options of sampling. A key that is not given has the value of the model's generation_config.json.
 struct SamplingOptions {

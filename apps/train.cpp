@@ -83,23 +83,6 @@ int train_watched(const TrainOptions& options, const std::atomic<bool>& stop,
   }
 }
 
-// Returns the plan. Throws InputError if --gpus cannot be satisfied.
-RunPlan check_gpus(const TrainOptions& options, const RankInfo& info) {
-  if (info.size > 1)
-    throw InputError(str("--gpus: this process is already rank ", info.rank, " of ", info.size,
-                         " that ", info.source, " started; hint: omit --gpus"));
-  const std::string config =
-      options.resume.empty() ? options.config : options.resume + "/config.yaml";
-  const RunPlan plan = load_plan(config, overrides_of(options));
-  expect_cuda(plan);
-  if (options.gpus == 1) prepare_programs(plan);  // before this process uses CUDA
-  parse_device("cuda", "device");
-  if (options.gpus > cuda_device_count())
-    throw InputError(
-        str("--gpus: ", options.gpus, " GPUs requested, this machine has ", usable_cuda_devices()));
-  return plan;
-}
-
 int launch(TrainOptions options, const RunPlan& plan, const std::atomic<bool>& stop) {
   LaunchOptions launch_options{
       .count = options.gpus, .exit_code_of_peer = kPeerFailed, .restarts = options.restarts};
@@ -142,17 +125,34 @@ std::vector<std::string>& own_program() {
   return program;
 }
 
-void expect_cuda(const RunPlan& plan) {
+void expect_cuda(const RunPlan& plan, const std::string& name) {
   for (const TrainConfig& stage : plan.stages)
     if (stage.device != "cuda")
-      throw InputError(str("--gpus: expected device: cuda, the configuration has device: ",
+      throw InputError(str(name, ": expected device: cuda, the configuration has device: ",
                            stage.device, "; hint: add device=cuda"));
+}
+
+void expect_gpus(const RunPlan& plan, int count, const std::string& name) {
+  if (const RankInfo info = rank_info(); info.size > 1)
+    throw InputError(str(name, ": this process is already rank ", info.rank, " of ", info.size,
+                         " that ", info.source, " started; hint: omit ", name));
+  expect_cuda(plan, name);
+  if (count == 1) prepare_programs(plan);  // before this process uses CUDA
+  parse_device("cuda", "device");
+  if (count > cuda_device_count())
+    throw InputError(
+        str(name, ": ", count, " GPUs requested, this machine has ", usable_cuda_devices()));
 }
 
 int train(const TrainOptions& options) {
   const RankInfo info = rank_info();
   RunPlan plan;
-  if (options.gpus > 0) plan = check_gpus(options, info);
+  if (options.gpus > 0) {
+    TrainRequest request = options;
+    request.overrides = overrides_of(options);
+    plan = plan_of(request);
+    expect_gpus(plan, options.gpus);
+  }
   const bool launches = options.gpus > 1 || options.restarts > 0;
   const std::atomic<bool>& stop = stop_on_signals(launches         ? SignalVerbosity::kWaitNotice
                                                   : info.rank == 0 ? SignalVerbosity::kAll

@@ -65,6 +65,7 @@ std::string summary(const RunResult& result) {
 }  // namespace
 
 RunPlan plan_of(const TrainRequest& request) {
+  if (!request.resume.empty()) return load_plan(request.resume + "/config.yaml", request.overrides);
   return request.yaml.empty() ? load_plan(request.config, request.overrides)
                               : parse_plan(request.yaml, request.config, request.overrides);
 }

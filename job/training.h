@@ -14,7 +14,7 @@ struct TrainRequest {
   int64_t profile = 0;                 // number of steps to trace
 };
 
-// load_plan() or parse_plan() of a request.
+// load_plan() or parse_plan() of a request, without callbacks.
 RunPlan plan_of(const TrainRequest& request);
 
 // The program that trains. Its callbacks and the reporter are called on the threads of the ranks;
