@@ -2,10 +2,16 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
+#include "apps/commands.h"
 #include "core/log.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "distributed/communicator.h"
 #include "job/evaluation.h"
 #include "job/run_directory.h"
 #include "job/training.h"
@@ -124,26 +130,61 @@ class PythonReporter final : public Reporter {
     logging::record(text);
     call("on_message", [&](const auto& method) { method(text_of(text)); });
   }
+  // True while a method runs, or waits for the program.
+  bool is_called() const { return is_called_; }
 
  private:
   template <class F>
   void call(const char* name, const F& fn) {
     const nb::gil_scoped_acquire gil;
-    fn(object_.attr(name));
+    is_called_ = true;
+    fn(object_.attr(name));  // its exceptions end the run
+    is_called_ = false;
   }
   nb::object object_;
+  std::atomic<bool> is_called_{false};
 };
+
+// The process of rank 0 is the program's and does not end with its run. A program that takes its
+// time between two steps makes progress.
+ProcessGroup::Options options_of(int rank, const PythonReporter& reporter) {
+  ProcessGroup::Options out = ProcessGroup::default_options();
+  out.is_busy = is_saving;
+  out.watchdog = [&] {
+    if (reporter.is_called()) note_progress();
+    return watchdog_limit();
+  };
+  out.on_overdue = [rank](const std::string& failure, ProcessGroup::Origin) {
+    if (rank > 0) _exit(apps::kPeerFailed);
+    logging::warn(failure, "; this process waits for a function or its GPU; hint: restart it if ",
+                  "the GPU does not answer");
+  };
+  return out;
+}
 
 struct Training {
   TrainRequest request;
   TrainFunctions functions;
   std::atomic<bool> stop{false};
 
-  nb::dict run(const nb::object& callback) {
+  // Alone, or as one of `size` ranks, processes of this machine that meet at `port` and give the
+  // same name.
+  nb::dict run(const nb::object& callback, int rank, int size, int port, const std::string& name) {
     PythonReporter reporter(callback);
+    RunHost host{.reporter = reporter, .stop = stop, .callbacks = callbacks_of(functions)};
+    if (size > 1) pin_nccl_algorithms();
     const RunResult result = without_gil([&] {
-      return run_training(
-          request, {.reporter = reporter, .stop = stop, .callbacks = callbacks_of(functions)});
+      if (size == 1) return run_training(request, host);
+      const RankInfo info{rank, size, rank, size, "127.0.0.1", port, "cohort.train", name};
+      ProcessGroup group(info, options_of(rank, reporter));
+      host.group = &group;
+      set_num_threads(std::max(1, num_threads() / size));
+      try {
+        return run_training(request, host);
+      } catch (const std::exception& e) {
+        group.fail(e.what());
+        throw;
+      }
     });
     nb::dict out;
     out["dir"] = result.run_dir;
@@ -152,6 +193,12 @@ struct Training {
     out["before"] = result.before;
     out["after"] = result.after;
     return out;
+  }
+  // Throws InputError unless `count` ranks can train on the GPUs of this machine.
+  void expect_gpus(int count) const {
+    const RunPlan plan = plan_of(request);
+    prepare_programs(plan);  // before this process uses CUDA
+    apps::expect_gpus(plan, count, "gpus");
   }
   // The metrics of evaluate_model(), by default with the configuration of the model's run.
   nb::object evaluate(const Handle& model) {
@@ -236,7 +283,11 @@ void bind_train(nb::module_& m) {
           nb::kw_only(), nb::arg("config"), nb::arg("yaml"), nb::arg("resume"),
           nb::arg("continues"), nb::arg("overrides"), nb::arg("rewards"), nb::arg("environments"),
           nb::arg("losses"), nb::arg("advantages"))
-      .def("run", &Training::run, nb::arg("callback"))
+      .def("run", &Training::run, nb::arg("callback"), nb::arg("rank") = 0, nb::arg("size") = 1,
+           nb::arg("port") = 0, nb::arg("name") = "")
+      .def("expect_gpus", &Training::expect_gpus, nb::arg("count"))
+      .def_prop_ro("continues", [](const Training& self) { return self.request.continues; })
+      .def_prop_ro("overrides", [](const Training& self) { return self.request.overrides; })
       .def("evaluate", &Training::evaluate, nb::arg("model"))
       .def("make_directory", &Training::make_directory, nb::arg("files"))
       .def("stop", [](Training& self) { self.stop = true; });

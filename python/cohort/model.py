@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex, Union, overload
 from . import _cohort
 from ._background import Background
 from ._cohort import Tensor
-from .training import Config, prepared
+from .training import Config, request_of
 
 __all__ = ["ChatPrompt", "Engine", "Model", "Prompt", "Rollouts"]
 
@@ -232,7 +232,7 @@ class Model(_cohort.LoadedModel):
         what cannot be measured. config: the one with the data and the rewards, by default that of the model's run; functions and
         overrides as in train(). InputError if nothing is held out."""
         steps = Background()
-        training = prepared(steps, config, rewards, environments, overrides=overrides)
+        training = _cohort.Training(**request_of(steps, config, rewards, environments, overrides=overrides))
         try:
             next(steps.begin(lambda put: training.evaluate(self), training.stop))
         except StopIteration as end:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Union
 
-from . import _cohort
+from . import _cohort, _ranks
 from ._background import Background
 from ._json import dumps
 from .cohort_reward import arguments_of
@@ -162,21 +162,23 @@ def train_steps(config: Config | None = None, *, data: Data | None = None, eval_
                 environments: Mapping[str, Callable[..., Any]] | None = None,
                 loss: Callable[..., Any] | None = None, advantage: Callable[..., Any] | None = None,
                 callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
-                overrides: Mapping[str, Any] | None = None) -> Generator[dict[str, Any], None, TrainResult]:
+                overrides: Mapping[str, Any] | None = None, gpus: int | None = None) -> Generator[dict[str, Any], None, TrainResult]:
     """train() as an iterator: yields the metrics of each step, without a progress bar. The next step starts when it is asked
     for. Closing it, also by leaving the loop, or an interrupt stops the run with a checkpoint of the step that was yielded last;
     a function that the run calls may close it too."""
     steps = Background(waits=True, saves=True)
-    return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data, loss, advantage)
+    return _steps(steps, config, rewards, environments, callbacks, resume, continues, overrides, data, eval_data, loss, advantage, gpus)
 
 
 def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
            environments: Mapping[str, Callable[..., Any]] | None, callbacks: Iterable[Callback],
            resume: str | os.PathLike[str] | None, continues: bool, overrides: Mapping[str, Any] | None, data: Data | None,
-           eval_data: Data | None, loss: Callable[..., Any] | None, advantage: Callable[..., Any] | None) -> Background:
+           eval_data: Data | None, loss: Callable[..., Any] | None, advantage: Callable[..., Any] | None,
+           gpus: int | None) -> Background:
     if (config is None) == (resume is None):
         raise _cohort.InputError("train: expected a configuration (a file or a dictionary) or resume=RUN_DIR")
-    training = prepared(steps, config, rewards, environments, resume, continues, overrides, loss, advantage)
+    request = request_of(steps, config, rewards, environments, resume, continues, overrides, loss, advantage)
+    training = _cohort.Training(**request)
     tables = _tables(data, eval_data, resume)
     reporter = _Callbacks(callbacks, steps, training.stop)
 
@@ -184,21 +186,22 @@ def _steps(steps: Background, config: Config | None, rewards: Mapping[str, Calla
         reporter.put = put
         with _written(training, tables):
             try:
-                result = training.run(reporter)
+                with _ranks.started(training, request, gpus) as meeting:
+                    result = training.run(reporter, **meeting)
             finally:
                 reporter.on_end()
         return TrainResult(**result, metrics=_metrics(result["dir"]))
     return steps.begin(run, training.stop)
 
 
-def prepared(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
-             environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
-             continues: bool = False, overrides: Mapping[str, Any] | None = None, loss: Callable[..., Any] | None = None,
-             advantage: Callable[..., Any] | None = None) -> _cohort.Training:
-    """The configuration with its functions, which are called as a part of `steps`."""
+def request_of(steps: Background, config: Config | None, rewards: Mapping[str, Callable[..., Any]] | None,
+               environments: Mapping[str, Callable[..., Any]] | None, resume: str | os.PathLike[str] | None = None,
+               continues: bool = False, overrides: Mapping[str, Any] | None = None, loss: Callable[..., Any] | None = None,
+               advantage: Callable[..., Any] | None = None) -> dict[str, Any]:
+    """The arguments of _cohort.Training: the configuration with its functions, which are called as a part of `steps`."""
     is_file = isinstance(config, (str, os.PathLike))
     run_function = steps.called(lambda function, /, *arguments, **keywords: function(*arguments, **keywords))
-    return _cohort.Training(
+    return dict(
         config=os.fspath(config) if is_file else "" if config is None else "config",  # type: ignore[arg-type]
         yaml="" if is_file or config is None else dumps(_with_json_texts(config)),  # type: ignore[arg-type]
         resume="" if resume is None else os.fspath(resume), continues=bool(continues),
@@ -399,7 +402,7 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
           rewards: Mapping[str, Callable[..., Any]] | None = None, environments: Mapping[str, Callable[..., Any]] | None = None,
           loss: Callable[..., Any] | None = None, advantage: Callable[..., Any] | None = None,
           callbacks: Iterable[Callback] = (), resume: str | os.PathLike[str] | None = None, continues: bool = False,
-          overrides: Mapping[str, Any] | None = None) -> TrainResult:
+          overrides: Mapping[str, Any] | None = None, gpus: int | None = None) -> TrainResult:
     """Trains as `cohort train` does and returns when the run has ended.
 
     config: a YAML file, or a dictionary with its keys, which may hold paths and numbers of numpy; paths count from the current
@@ -412,12 +415,13 @@ def train(config: Config | None = None, *, data: Data | None = None, eval_data: 
     loss, advantage: functions in place of GRPO's own, for stages with `trainer: grpo`; docs/python.md says what they get.
     resume: the directory of a run, to continue it, with the same functions. continues: resumes the run in output_dir, if there is
     one. overrides: {"stages.1.steps": 5}. callbacks: see Callback. progress: a bar and the run's messages (Progress).
+    gpus: as many processes train as with `cohort train --gpus`, this one among them, in which all functions are called.
 
     InputError for what is wrong with the configuration, Error for a run that fails, and what a function raises. KeyboardInterrupt
     is raised after a checkpoint has been saved: train(resume=...) continues from there.
     """
     steps = _steps(Background(saves=True), config, rewards, environments, [*callbacks, *([Progress()] if progress else [])], resume,
-                   continues, overrides, data, eval_data, loss, advantage)
+                   continues, overrides, data, eval_data, loss, advantage, gpus)
     try:
         while True:
             next(steps)

@@ -105,7 +105,7 @@ def turns_reward(completions: list[list[dict[str, str]]], **fields: Any) -> list
 def runs(config: dict[str, Any]) -> float:
     try:
         result: cohort.TrainResult = cohort.train(config, data=[{"prompt": "a"}], callbacks=[Stops()],
-                                                  rewards={"length": length_reward, "turns": turns_reward}, progress=False)
+                                                  rewards={"length": length_reward, "turns": turns_reward}, gpus=2, progress=False)
         for metrics in cohort.train_steps(resume=result.dir, callbacks=[cohort.Progress()], overrides={"steps": 5}):
             print(metrics["loss"], result.metrics[0], result.measure, result.finished)
     except cohort.InputError as error:
