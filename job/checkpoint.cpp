@@ -108,7 +108,10 @@ void write_manifest(const fs::path& dir, const std::vector<std::string>& names,
 // Removes the entry at `path`; of a link, not its target.
 void remove_entry(const fs::path& path) {
   std::error_code error;
-  fs::remove_all(path, error);
+  int attempts = 0;
+  do {  // another rank may have just removed its file in it
+    fs::remove_all(path, error);
+  } while (error == std::errc::no_such_file_or_directory && ++attempts < 100);
   if (error) logging::warn("cannot remove ", path.string(), ": ", error.message());
 }
 

@@ -294,6 +294,112 @@ TEST_F(RankProcesses, ContinueWaitsForTheProcessThatUsesTheDirectory) {
   EXPECT_EQ(output.code, 0) << output.err;
 }
 
+// Three processes with a slice of the optimizer's state each: rank 0 writes the weights, the others
+// the state.
+class ShardedRankProcessesSlow : public RankProcesses {
+ protected:
+  static constexpr const char* kSave = ".tmp-step-00000004/";
+  ShardedRankProcessesSlow() { write_config(sft_); }
+  std::vector<std::string> sharded(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"sharding=optimizer", "model.num_layers=4", "checkpoint.every=2"});
+    return train(more);
+  }
+  void expect_whole(const std::string& run, const std::string& whole) {
+    EXPECT_TRUE(model_of(run) == model_of(whole));
+    const auto state = [&](const std::string& name) {
+      return SafetensorsFolder(training_folder(find_checkpoint(dir_.path(name))), "optimizer");
+    };
+    const SafetensorsFolder now = state(run), then = state(whole);
+    EXPECT_EQ(now.names(), then.names());
+    for (const std::string& name : now.names())
+      EXPECT_TRUE(bit_equal(now.get(name).read(name), then.get(name).read(name))) << name;
+  }
+  // Runs three processes, of which the save of step 4 fails, and then resumes them. Returns the
+  // outputs of the first start.
+  std::vector<Output> fail_and_resume(int rank, const Fault& fault) {
+    fs::remove_all(dir_.path("run"));
+    std::vector<Output> out;
+    for (const auto& process : start(3, [&](int) { return sharded(); }, {rank, fault}))
+      out.push_back(process->wait());
+    EXPECT_EQ(fs::path(find_checkpoint(dir_.path("run"))).filename(), "step-00000002");
+    const bool is_killed = fault.error == -1 && rank == 0;  // who removes what is left
+    EXPECT_EQ(fs::exists(dir_.path("run/checkpoints/.tmp-step-00000004")), is_killed);
+    for (const Output& output : run(3, Arguments{"train", "--resume", dir_.path("run")}))
+      EXPECT_EQ(output.code, 0) << output.err;
+    EXPECT_FALSE(fs::exists(dir_.path("run/checkpoints/.tmp-step-00000004")));
+    return out;
+  }
+};
+
+// A rank is killed while it writes its file, or flushes or renames it, or at the very end.
+TEST_F(ShardedRankProcessesSlow, KilledInASaveResumeFromTheCheckpointBefore) {
+  for (const Output& output : run(3, sharded({"output_dir=" + dir_.path("whole")})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const std::pair<int, Fault> kills[] = {{0, {"write", kSave, -1, 1}},
+                                         {1, {"write", kSave, -1, 1}},
+                                         {2, {"fsync", kSave, -1}},
+                                         {1, {"rename", kSave, -1}},
+                                         {0, {"write", std::string(kSave) + "manifest", -1}}};
+  for (const auto& [victim, fault] : kills) {
+    SCOPED_TRACE(str(fault.call, " of rank ", victim));
+    const auto outputs = fail_and_resume(victim, fault);
+    for (int rank = 0; rank < 3; ++rank) {
+      const Output& output = outputs[static_cast<size_t>(rank)];
+      EXPECT_EQ(output.code, rank == victim ? 128 + SIGKILL : 3) << output.err;
+      if (rank == victim) continue;
+      EXPECT_NE(output.err.find(str("rank ", victim, " (")), std::string::npos) << output.err;
+    }
+    expect_whole("run", "whole");
+  }
+}
+
+// Every rank says which file could not be written, and why.
+TEST_F(ShardedRankProcessesSlow, AFullDiskOfOneWriterEndsAllAndLeavesNoHalfCheckpoint) {
+  for (const Output& output : run(3, sharded({"output_dir=" + dir_.path("whole")})))
+    ASSERT_EQ(output.code, 0) << output.err;
+  const std::pair<int, Fault> failures[] = {{0, {"write", kSave, ENOSPC, 1}},
+                                            {1, {"write", kSave, ENOSPC, 1}},
+                                            {2, {"open", kSave, ENOSPC}},
+                                            {1, {"fsync", kSave, ENOSPC}}};
+  for (const auto& [full, fault] : failures) {
+    SCOPED_TRACE(str(fault.call, " of rank ", full));
+    const auto outputs = fail_and_resume(full, fault);
+    const std::string file =
+        dir_.path("run/checkpoints/") + kSave +
+        (full == 0 ? "model.safetensors" : str("training/optimizer-0000", full));
+    for (size_t rank = 0; rank < 3; ++rank) {
+      const Output& output = outputs[rank];
+      // The others learn of a failure of rank 0 as that of a peer.
+      EXPECT_EQ(output.code, full == 0 && rank > 0 ? 3 : 1) << output.err;
+      for (const std::string& text : {file, std::string("No space left on device")})
+        EXPECT_NE(output.err.find(text), std::string::npos) << output.err;
+      EXPECT_EQ(output.err.find("cannot remove"), std::string::npos) << output.err;
+    }
+    expect_whole("run", "whole");
+  }
+}
+
+// The state of two processes is read by three, which continue as three threads do.
+TEST_F(ShardedRankProcessesSlow, OfTwoAreResumedByThree) {
+  const Fault killed{"write", ".tmp-step-00000006", -1};
+  for (const auto& process : start(2, [&](int) { return sharded({"dtype=f64"}); }, {0, killed}))
+    process->wait();
+  ASSERT_EQ(fs::path(find_checkpoint(dir_.path("run"))).filename(), "step-00000004");
+  for (const char* name : {"threads", "two"})
+    fs::copy(dir_.path("run"), dir_.path(name), fs::copy_options::recursive);
+  const auto resumed = [&](const std::string& name) {
+    return Arguments{"train", "--resume", dir_.path(name)};
+  };
+  for (const Output& output : run(3, resumed("run"))) EXPECT_EQ(output.code, 0) << output.err;
+  for (const Output& output : run(2, resumed("two"))) EXPECT_EQ(output.code, 0) << output.err;
+  Arguments threads = resumed("threads");
+  threads.emplace_back("ranks=3");
+  const Output output = run_cohort(threads);
+  EXPECT_EQ(output.code, 0) << output.err;
+  expect_whole("run", "threads");
+  EXPECT_LT(relative_error(final_weights(dir_.path("run")), final_weights(dir_.path("two"))), 1e-9);
+}
+
 // Hangs with a watchdog of 3 seconds. scripts/attack_hangs.py has more, at random.
 class RankHangsSlow : public RankProcesses {
  protected:
