@@ -440,6 +440,12 @@ void verify_files(const Json& manifest, const std::string& path) {
   };
   for (const std::vector<std::string>& names : kAlternatives) require(names);
   require({member_name(kState[0], format), kState[1]});
+  // A single file would be read in place of those of the index.
+  if (const std::string single = member_name(kState[0], format);
+      !lists(single) && path_exists(dir / single))
+    throw InputError(str("damaged checkpoint: ", (dir / single).string(),
+                         " is of another one: manifest.json lists optimizer.safetensors.index.json",
+                         "; hint: remove it"));
   for (const char* member : kMembers) require({member_name(member, format)});
   if (lists(kAdapter[0])) require({kAdapter[1]});
   for (const auto& [name, file] : files.as_object()) {

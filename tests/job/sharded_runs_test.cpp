@@ -124,6 +124,19 @@ TEST_F(ShardedRuns, DamagedAndMissingShardsAreFound) {
   verify_checkpoint(run + "/checkpoints/step-00000006");
 }
 
+// As after a copy over an older checkpoint of the same step: its state must not be resumed.
+TEST_F(ShardedRuns, AnotherStateBesideTheIndexIsRefused) {
+  const std::string run = train("run", kSmallSft, {"ranks=2", "sharding=optimizer"}),
+                    other = train("other", kSmallSft, {"seed=2"}),
+                    checkpoint = find_checkpoint(run);
+  fs::copy(training_folder(find_checkpoint(other)) + "/optimizer.safetensors",
+           training_folder(checkpoint));
+  EXPECT_THROW_WITH(verify_checkpoint(checkpoint), InputError,
+                    "training/optimizer.safetensors is of another one");
+  fs::remove(training_folder(checkpoint) + "/optimizer.safetensors");
+  verify_checkpoint(checkpoint);
+}
+
 // The steps of weights are measured over all ranks.
 TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
   std::vector<double> norms;
