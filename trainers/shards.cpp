@@ -229,10 +229,7 @@ void ShardedGradients::complete_leaf(size_t unit) {
 
 // A rank that has made no backward, or no leaf of which a loss depends on, has zeros.
 void ShardedGradients::reduce_rest() {
-  while (left_ > 0) {
-    if (units_[--left_].all.defined()) zero_untouched(left_);
-    reduce(left_);
-  }
+  while (left_ > 0) reduce(--left_);
 }
 
 void ShardedGradients::finish() {
@@ -246,6 +243,7 @@ void ShardedGradients::finish() {
 void ShardedGradients::reduce(size_t index) {
   Unit& unit = units_[index];
   const int64_t slice = slices_.size(set_, index);
+  if (unit.all.defined()) zero_untouched(index);
   join_lanes(unit);
   if (ranks_ == 1 || slice == 0) return;
   const int64_t most = received_.numel() / ranks_;

@@ -298,6 +298,36 @@ TEST(Sharding, RanksOutOfMemoryStartAgainTogether) {
     }
 }
 
+// A gradient that no backward writes is zeros, though its memory is younger than its last use.
+TEST(Sharding, GradientsThatNothingWritesAreZeros) {
+  for (const Sharding sharding : kShardings)
+    run_local_ranks(2, [&](Communicator& comm) {
+      ParameterSet set(DType::kF32, {}, std::nullopt);
+      const Variable unused = set.add({"unused", {64}}), used = set.add({"used", {64}});
+      ShardedGradients gradients(set, comm, nullptr, sharding);
+      gradients.allocate();
+      gradients.begin_micro_batch(true);
+      const Tensor one = Tensor::full({1}, 1, DType::kF32);
+      const Variable of_used = make_node("used", one, {used}, [](const Tensor&, Gradients& g) {
+        Tensor(g.slot(0).tensor).fill_(1);
+      });
+      const Variable of_unused =  // younger: its backward comes first
+          make_node("unused", one, {unused}, [](const Tensor&, Gradients&) {});
+      const Variable sum = make_node("sum", one, {of_used, of_unused},
+                                     [](const Tensor& dy, Gradients& g) { g.pass(0, dy); });
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      for (int i = 0; i < 3; ++i)
+        Tensor::full({128}, nan, DType::kF32);  // memory that is used again
+      backward(sum);
+      gradients.end_micro_batch();
+      gradients.finish();
+      const std::vector<Tensor> sums = gradients.gradients();
+      for (size_t i = 0; i < sums.size(); ++i)
+        for (const double g : sums[i].to_vector<double>())
+          EXPECT_EQ(g, gradients.parts()[i].parameter == 0 ? 0 : 2);
+    });
+}
+
 // The state of two ranks is read by any number, and the next updates follow.
 TEST(Sharding, StateOfTwoRanksIsReadByAnyNumber) {
   for (const Case& c : kCases) {
