@@ -41,9 +41,13 @@ DType Optimizer::moments_of(const NamedParameter& p) const {
 
 void Optimizer::allocate_workspace() {
   if (host_state_) host_state_->allocate_buffers();
+  if (is_sharded() && !gather_memory_.defined())
+    gather_memory_ =
+        Tensor::empty({PartGather::memory_bytes(set_, slices_)}, DType::kU8, set_.device());
 }
 void Optimizer::free_workspace() {
   if (host_state_) host_state_->free_buffers();
+  gather_memory_ = {};
 }
 
 void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non_finite,
@@ -79,13 +83,14 @@ void Optimizer::gather_weights(Communicator& comm) const {
     dtypes.push_back(accumulate_dtype(set_.dtype()));
   for (size_t unit = 0; unit < set_.units().size(); ++unit)
     for (const DType dtype : dtypes)
-      parts.gather(unit, {.parameter = dtype,
-                          .dtype = dtype,
-                          .width = 1,
-                          .mine = weights_of,
-                          .store = [&](const ParameterPart& piece, const Tensor& values) {
-                            weights_of(piece).copy_(values);
-                          }});
+      parts.gather(unit,
+                   {.parameter = dtype,
+                    .dtype = dtype,
+                    .width = 1,
+                    .mine = weights_of,
+                    .store = [&](const ParameterPart& piece,
+                                 const Tensor& values) { weights_of(piece).copy_(values); }},
+                   gather_memory_);
 }
 
 std::vector<double> Optimizer::sample_weights() const {

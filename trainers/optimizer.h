@@ -100,8 +100,9 @@ class Optimizer : NonCopyable {
   // state of these slices.
   Optimizer(const ParameterSet& parameters, const OptimizerConfig& config, uint64_t seed = 0,
             const Slices& slices = {});
-  // Allocates the device memory that step() needs besides its state, so that step() itself cannot
-  // run out of memory. It is kept until free_workspace(), and made by step() if it does not exist.
+  // Allocates the device memory that step() and gather_weights() need besides the state, so that
+  // neither can run out of memory on some of the ranks. It is kept until free_workspace(), and made
+  // by step() if it does not exist.
   void allocate_workspace();
   void free_workspace();
   // One update, with gradients scaled down if their norm (f64 [1]; undefined: no
@@ -154,6 +155,7 @@ class Optimizer : NonCopyable {
   const ParameterSet& set_;
   std::vector<ParameterPart> parts_;  // those whose state is in `tensors_`
   std::vector<kernels::AdamWTensor> tensors_;
+  Tensor gather_memory_;   // the workspace of gather_weights()
   size_t host_count_ = 0;  // the first tensors, whose state is in the host's memory
   std::optional<HostState> host_state_;
   std::map<size_t, State> gathered_;  // by the parameter

@@ -82,7 +82,15 @@ PartGather::PartGather(const ParameterSet& set, Communicator& comm, int64_t lane
     parts_.push_back(parts_in(set, Slices::of_rank(rank, comm.size(), lanes)));
 }
 
-void PartGather::gather(size_t unit, const Values& values) const {
+int64_t PartGather::memory_bytes(const ParameterSet& set, const Slices& slices) {
+  const auto size = static_cast<int64_t>(dtype_size(accumulate_dtype(set.dtype())));
+  int64_t longest = 0;
+  for (size_t unit = 0; unit < set.units().size(); ++unit)
+    longest = std::max(longest, slices.size(set, unit));
+  return std::min(kPieceBytes, slices.all / slices.count * size * longest);
+}
+
+void PartGather::gather(size_t unit, const Values& values, Tensor memory) const {
   // The parts in question of each rank, one after the other from 0 on.
   std::vector<std::vector<ParameterPart>> rows;
   int64_t longest = 0;
@@ -102,7 +110,11 @@ void PartGather::gather(size_t unit, const Values& values) const {
       piece_elements(ranks, values.width * static_cast<int64_t>(dtype_size(values.dtype)), longest);
   for (int64_t first = 0; first < longest; first += most) {
     const int64_t count = std::min(most, longest - first);
-    Tensor all = Tensor::empty({ranks, values.width * count}, values.dtype, set_.device());
+    const Shape shape{ranks, values.width * count};
+    Tensor all = memory.defined() ? Tensor::borrow(
+                                        memory.raw(), [memory] {}, shape, contiguous_strides(shape),
+                                        values.dtype, set_.device())
+                                  : Tensor::empty(shape, values.dtype, set_.device());
     // Calls use(piece, its values) for the pieces of a rank.
     const auto for_pieces = [&](int64_t rank, const auto& use) {
       for (ParameterPart piece : rows[static_cast<size_t>(rank)]) {

@@ -80,7 +80,10 @@ class PartGather {
     // Called with the pieces of all ranks; the values are on the model's device.
     std::function<void(const ParameterPart&, const Tensor&)> store;
   };
-  void gather(size_t unit, const Values& values) const;
+  // `memory`: u8 [memory_bytes()] to receive values of one for each element in; undefined: new
+  // memory is allocated.
+  void gather(size_t unit, const Values& values, Tensor memory = {}) const;
+  static int64_t memory_bytes(const ParameterSet& set, const Slices& slices);
 
  private:
   const ParameterSet& set_;

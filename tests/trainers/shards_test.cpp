@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "core/allocator.h"
 #include "data/safetensors.h"
 #include "kernels/sum_parts.h"
 #include "tests/support/loss_node.h"
@@ -296,6 +297,29 @@ TEST(Sharding, RanksOutOfMemoryStartAgainTogether) {
         });
       EXPECT_TRUE(bit_equal(ends[1], ends[0]));
     }
+}
+
+// Once all ranks have the workspace, none can run out of memory while the others wait for it.
+TEST(Sharding, StepAndGatherOfWeightsRequestNoMemory) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    std::optional<AllocationFaults> none;
+    run_local_ranks(3, [&](Communicator& comm) {
+      const auto model = model_of({.dtype = dtype});
+      for (const NamedParameter& p : model->parameters()) p.grad().fill_(1);
+      Optimizer optimizer(model->parameters(), {}, 0, Slices::of_rank(comm.rank(), comm.size(), 0));
+      optimizer.allocate_workspace();
+      const Tensor norm = Tensor::full({1}, 1, DType::kF64);
+      comm.barrier();
+      if (comm.rank() == 0) none.emplace(Device{}, int64_t{1} << 40);
+      comm.barrier();
+      optimizer.step(1e-2, norm);
+      optimizer.gather_weights(comm);
+      comm.barrier();
+      if (comm.rank() == 0) {
+        EXPECT_EQ(none->requests(), 0);
+      }
+    });
+  }
 }
 
 // A gradient that no backward writes is zeros, though its memory is younger than its last use.
