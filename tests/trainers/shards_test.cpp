@@ -264,8 +264,22 @@ TEST(Sharding, ANumberThatIsNotFiniteInOneSliceStopsAllRanks) {
 TEST(Sharding, WeightsOfOneSliceThatAreNotFiniteStopAllRanks) {
   run_local_ranks(3, [](Communicator& comm) {
     Learner learner(model_of({}), config_of({}, Sharding::kOptimizer), comm);
-    const auto loss = [&](int64_t) { return loss_of(learner.model(), 1); };
-    learner.update(1, loss, 1e38);
+    // The last weight becomes infinite, on the rank that has it.
+    const NamedParameter& last = learner.model().parameters().back();
+    const auto end_of = [](const Tensor& t) {
+      return t.reshape({t.numel()}).narrow(0, t.numel() - 1, 1);
+    };
+    end_of(last.value).fill_(std::numeric_limits<float>::max());
+    const auto loss = [&](int64_t) {
+      return on_tape(make_node("one", Tensor::full({1}, 0.5, DType::kF32), {last.leaf},
+                               [&](const Tensor&, Gradients& gradients) {
+                                 Tensor all = gradients.slot(0).tensor;
+                                 all.fill_(0);
+                                 end_of(all).fill_(-1);
+                               }));
+    };
+    learner.update(1, loss, 1e36);
+    EXPECT_EQ(std::isfinite(end_of(last.value).item()), false);
     EXPECT_THROW_WITH(learner.check_weights(), NonFiniteError, "not finite");
     EXPECT_THROW_WITH(learner.update(1, loss, 1e-3), NonFiniteError, "not finite");
   });
@@ -418,7 +432,11 @@ TEST(Sharding, MastersAreReadAndGatheredInParts) {
       for (const NamedParameter& p : *set) Tensor(p.value).zero_();
       Optimizer optimizer(*set, {}, 0, Slices::of_rank(comm.rank(), comm.size(), 0));
       optimizer.load(SafetensorsFolder(dir.path(""), "optimizer"), 1);
+      const Tensor f32 = random_tensor({5}, DType::kF32, 99);
+      for (const ParameterPart& part : parts_in(*set, Slices::of_rank(comm.rank(), comm.size(), 0)))
+        if (part.parameter == 2) part.of((*set)[2].value).copy_(part.of(f32));
       optimizer.gather_weights(comm);
+      EXPECT_TRUE(bit_equal((*set)[2].value, f32));
       for (size_t i : {0, 1, 3}) {
         const Tensor master = saved[i == 3 ? 10 : 3 * i + 2].second;
         EXPECT_LT(relative_error((*set)[i].value, master), 1e-2);
@@ -470,6 +488,22 @@ TEST(Sharding, SlicesAreExchangedInPieces) {
     });
 }
 
+// The middle of a tensor that is larger than its sample may be in several slices.
+TEST(Sharding, RanksSampleTheWeightsThatOneSamples) {
+  ParameterSet set(DType::kF32, {}, 1);
+  set.add({"small", {5}});
+  set.add({"large", {9001, 2}, ParameterUse::kMatmul, 0.1});
+  const std::vector<double> all = Optimizer(set, {}).sample_weights();
+  for (const int ranks : {2, 3, 8}) {
+    std::vector<double> samples;
+    for (int rank = 0; rank < ranks; ++rank)
+      for (const double weight :
+           Optimizer(set, {}, 0, Slices::of_rank(rank, ranks, 0)).sample_weights())
+        samples.push_back(weight);
+    EXPECT_EQ(samples, all);
+  }
+}
+
 // A rank holds less beside the weights, the more ranks there are.
 TEST(Sharding, ARankHoldsASliceOfTheState) {
   ModelConfig config = odd_model();
@@ -481,12 +515,19 @@ TEST(Sharding, ARankHoldsASliceOfTheState) {
   EXPECT_EQ(one.saved, four.saved);
   EXPECT_GT(four.memory, one.memory / 4 - 4096);
   EXPECT_LT(four.memory, one.memory / 4 + (64 << 10));
+  config.num_layers = 16;
+  const auto gradients = [&](Sharding sharding) {
+    return optimizer_bytes({.sharding = sharding}, config, DType::kBF16, {}, 4).gradients;
+  };
+  EXPECT_LT(gradients(Sharding::kGradients), gradients(Sharding::kOptimizer) / 2);
 }
 
 TEST(Sharding, EveryElementIsInOneSlice) {
   for (const bool tied : {false, true})
     for (const int ranks : {1, 2, 3, 7, 64}) {
       const Transformer model(odd_model(tied), DType::kF32, 1);
+      for (size_t unit = 0; unit < model.parameters().units().size(); ++unit)
+        EXPECT_EQ(model.parameters().slice_size(unit, ranks) % ParameterSet::kLeafAlignment, 0);
       std::vector<int64_t> next(model.parameters().size());
       for (int rank = 0; rank < ranks; ++rank)
         for (const ParameterPart& part :
