@@ -169,6 +169,18 @@ TEST(GpuPlans, SeveralGpusShareTheBatchAndThreadsShareAGpu) {
   EXPECT_EQ(plan_for_gpu(config, stage, 2, gpu).usable, two.usable / 2);
 }
 
+// The 8B shape on GPUs of 80 GB: with two, only sums of gradients in slices leave room for a micro
+// batch (72.3 GB of weights, gradients and state otherwise).
+TEST(GpuPlans, ShardingIsTheFirstKindThatFits) {
+  const TrainConfig config = bench_config("llama_8b", {"model.recompute=cheap"});
+  const StagePreview stage = described(config, 128256, 1, config.model.context);
+  for (const auto& [ranks, sharding] :
+       {std::pair(1, Sharding::kNone), {2, Sharding::kGradients}, {8, Sharding::kOptimizer}})
+    EXPECT_EQ(plan_for_gpu(config, stage, ranks, gpu_named("h100")).config.optimizer.sharding,
+              sharding)
+        << ranks;
+}
+
 TEST(GpuPlans, SizesThatAreNoMultiplesOfEightAreNamed) {
   TrainConfig config = bench_config("gpt2_124m", {});
   EXPECT_TRUE(slow_sizes(config.model).empty());
