@@ -161,13 +161,13 @@ void Stage::save(bool finished) {
 }
 
 void Stage::write_files(const std::string& dir) {
-  saved_step_ = state_.step;
   const bool is_sharded = learner().optimizer().is_sharded();
-  if (!is_main() && !is_sharded) return;
-  save_checkpoint(dir + "/checkpoints",
-                  {model(), start_.reference->saved(), *data().tokenizer, learner().optimizer(),
-                   state_, reference().start, &config_.data, is_sharded ? &setup_.comm : nullptr},
-                  config_.checkpoint.keep_last);
+  if (is_main() || is_sharded)
+    save_checkpoint(dir + "/checkpoints",
+                    {model(), start_.reference->saved(), *data().tokenizer, learner().optimizer(),
+                     state_, reference().start, &config_.data, is_sharded ? &setup_.comm : nullptr},
+                    config_.checkpoint.keep_last);
+  saved_step_ = state_.step;
 }
 
 void Stage::remember_step() {
