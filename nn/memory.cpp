@@ -32,29 +32,14 @@ void check_countable(const ModelConfig& c, const MemoryShape& shape) {
                          "micro_batch_tokens, max_concurrent or max_completion_length"));
 }
 
-// A model, its gradients and a batch whose tensors have no storage.
+// A model and a batch whose tensors have no storage.
 struct DryModel {
   DryModel(const ModelConfig& config, DType dtype, int64_t tokens, double share, Device device)
       : run(device),
         model(config, dtype, std::nullopt, device),
-        model_bytes(run.stats().live_bytes) {
-    if (config.has_images()) tokens = round_up(tokens, config.context);
-    const auto targets = static_cast<int64_t>(std::ceil(share * static_cast<double>(tokens)));
-    for (Tensor* t : {&batch.tokens, &batch.positions})
-      *t = Tensor::empty({tokens}, DType::kI32, device);
-    for (Tensor* t : {&batch.target_positions, &batch.targets})
-      *t = Tensor::empty({targets}, DType::kI32, device);
-    batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
-    batch.target_sequences = Tensor::empty({targets}, DType::kI64, device);
-    if (config.has_images()) {
-      const int64_t side = config.image_size, images = ceil_div(tokens, config.context);
-      batch.pixels = Tensor::empty({images, side * side * config.channels}, DType::kU8, device);
-      batch.pixel_values = Tensor::empty({config.channels, 256}, DType::kF32, device);
-      batch.tokens = {};
-    }
-    batch.cu_seqlens = Tensor::empty({2}, DType::kI32, device);
-    before = run.stats().live_bytes;
-  }
+        model_bytes(run.stats().live_bytes),
+        batch(dry_batch(config, tokens, share, device)),
+        before(run.stats().live_bytes) {}
   int64_t live() const { return run.stats().live_bytes - before; }
   int64_t peak() const { return run.stats().peak_bytes - before; }
 
@@ -62,7 +47,7 @@ struct DryModel {
   Transformer model;
   int64_t model_bytes;  // parameters, and the tables of positions
   PackedBatch batch;
-  int64_t before = 0;
+  int64_t before;
 };
 
 // Fills in what an update needs of the model and its tape.
@@ -101,6 +86,26 @@ int64_t head_chunk(const ModelConfig& c, int64_t tokens, Device device) {
 }
 
 }  // namespace
+
+PackedBatch dry_batch(const ModelConfig& config, int64_t tokens, double targets, Device device) {
+  if (config.has_images()) tokens = round_up(tokens, config.context);
+  const auto count = static_cast<int64_t>(std::ceil(targets * static_cast<double>(tokens)));
+  PackedBatch batch;
+  for (Tensor* t : {&batch.tokens, &batch.positions})
+    *t = Tensor::empty({tokens}, DType::kI32, device);
+  for (Tensor* t : {&batch.target_positions, &batch.targets})
+    *t = Tensor::empty({count}, DType::kI32, device);
+  batch.sequences = Tensor::empty({tokens}, DType::kI64, device);
+  batch.target_sequences = Tensor::empty({count}, DType::kI64, device);
+  if (config.has_images()) {
+    const int64_t side = config.image_size, images = ceil_div(tokens, config.context);
+    batch.pixels = Tensor::empty({images, side * side * config.channels}, DType::kU8, device);
+    batch.pixel_values = Tensor::empty({config.channels, 256}, DType::kF32, device);
+    batch.tokens = {};
+  }
+  batch.cu_seqlens = Tensor::empty({2}, DType::kI32, device);
+  return batch;
+}
 
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);

@@ -50,4 +50,8 @@ struct MemoryShape {
 // Throws InputError for sizes whose bytes do not fit in 64 bits.
 MemoryEstimate estimate_memory(const ModelConfig& config, DType dtype, const MemoryShape& shape);
 
+// In a dry run (core/dry_run.h): a batch of `tokens` tokens in one sequence, of which the share
+// `targets` has a target.
+PackedBatch dry_batch(const ModelConfig& config, int64_t tokens, double targets, Device device);
+
 }  // namespace cohort

@@ -12,7 +12,7 @@
 namespace cohort {
 
 // Sum (or maximum) of each number over the ranks.
-std::vector<double> reduce_over_ranks(Communicator& comm, const std::vector<double>& values,
+std::vector<double> reduce_over_ranks(Communicator& comm, std::vector<double> values,
                                       Reduce op = Reduce::kSum);
 // Reduces each number in place.
 void reduce_in_place(Communicator& comm, const std::vector<double*>& numbers,

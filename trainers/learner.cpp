@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/dry_run.h"
 #include "core/on_exit.h"
 #include "core/with_cuda.h"
 #include "kernels/policy_token.h"
@@ -15,6 +16,11 @@ namespace {
   throw NonFiniteError(
       "the last update made weights or moments that are not finite; hint: a lower learning_rate, a "
       "larger adam_eps or a lower max_grad_norm above 0");
+}
+
+// In a dry run, whose tensors have no elements, `dry`.
+std::vector<double> elements_of(const Tensor& t, std::vector<double> dry) {
+  return is_dry_run() ? std::move(dry) : t.to_vector<double>();
 }
 
 }  // namespace
@@ -30,7 +36,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                  is_sharded(config.sharding)
                      ? Slices::of_rank(comm.rank(), comm.size(), config.reduction_lanes)
                      : Slices()),
-      side_(comm.size() == 1
+      side_(comm.size() == 1 || is_dry_run()
                 ? nullptr
                 : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
                             cuda::make_side_stream>(model_->device(), model_->device())),
@@ -103,13 +109,14 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   if_memory_lasts([&] {
     for (int64_t i = 0; i < slices.count; ++i) {
       kernels::grad_norm(norm, gradients_.slice_gradients(i));
-      if (slices.all > 1) squares[static_cast<size_t>(slices.first + i)] = std::pow(norm.item(), 2);
+      if (slices.all > 1)
+        squares[static_cast<size_t>(slices.first + i)] = std::pow(elements_of(norm, {1})[0], 2);
     }
-    numbers = losses.to_vector<double>();
+    numbers = elements_of(losses, {});
     for (const double number : numbers) out.loss += number;
     for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
     refusals = accept && !accept(out.stats) ? 1 : 0;
-    const std::vector<double> health = health_.to_vector<double>();
+    const std::vector<double> health = elements_of(health_, {1, 0});
     out.grad_norm = health[0];
     bad_weights = health[1];
     optimizer_.allocate_workspace();

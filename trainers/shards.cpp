@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/dry_run.h"
 #include "core/sizes.h"
 #include "kernels/elementwise.h"
 #include "kernels/sum_parts.h"
@@ -111,10 +112,11 @@ void PartGather::gather(size_t unit, const Values& values, Tensor memory) const 
   for (int64_t first = 0; first < longest; first += most) {
     const int64_t count = std::min(most, longest - first);
     const Shape shape{ranks, values.width * count};
-    Tensor all = memory.defined() ? Tensor::borrow(
-                                        memory.raw(), [memory] {}, shape, contiguous_strides(shape),
-                                        values.dtype, set_.device())
-                                  : Tensor::empty(shape, values.dtype, set_.device());
+    Tensor all = memory.defined() && !is_dry_run()
+                     ? Tensor::borrow(
+                           memory.raw(), [memory] {}, shape, contiguous_strides(shape),
+                           values.dtype, set_.device())
+                     : Tensor::empty(shape, values.dtype, set_.device());
     // Calls use(piece, its values) for the pieces of a rank.
     const auto for_pieces = [&](int64_t rank, const auto& use) {
       for (ParameterPart piece : rows[static_cast<size_t>(rank)]) {

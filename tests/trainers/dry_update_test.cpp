@@ -1,0 +1,156 @@
+// The collectives of an update: all ranks make the same calls, or they would wait forever.
+#include "trainers/dry_update.h"
+
+#include "distributed/dry_communicator.h"
+#include "tests/support/test_util.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr Sharding kDrySharding[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients};
+constexpr int64_t kMost = 3;  // micro batches of a rank
+
+// The kinds of units: tables, blocks and end, with a head of its own or a tied one, or adapters.
+std::vector<ModelConfig> dry_models() {
+  std::vector<ModelConfig> out;
+  for (const bool tied : {false, true})
+    for (const int rank : {0, 2}) {
+      ModelConfig& c = out.emplace_back();
+      c.num_layers = 2;
+      c.d_model = 48;
+      c.num_heads = 2;
+      c.context = 64;
+      c.vocab_size = 1024;
+      c.tie_embeddings = tied;
+      c.lora.rank = rank;
+      c.resolve();
+    }
+  return out;
+}
+
+// A rank among others of which one has kMost micro batches.
+class UnevenRanks : public DryCommunicator {
+ public:
+  using DryCommunicator::DryCommunicator;
+  void all_reduce(Tensor& t, Reduce op) override {
+    DryCommunicator::all_reduce(t, op);
+    if (op != Reduce::kMax) return;
+    double& rounds = t.data<double>()[0];
+    rounds = std::max(rounds, static_cast<double>(kMost));
+  }
+};
+
+// One call a line.
+template <class Ranks>
+std::string calls_of(const ModelConfig& model, const OptimizerConfig& config, DType dtype,
+                     Device device, int rank, int ranks, int64_t micro_batches) {
+  Ranks comm(rank, ranks);
+  dry_update(model, dtype, device, config, micro_batches, comm);
+  std::string out;
+  for (const DryCommunicator::Call& call : comm.calls()) out += call.text + "\n";
+  return out;
+}
+
+TEST(DryUpdate, AllRanksMakeTheSameCalls) {
+  for (const ModelConfig& model : dry_models())
+    for (const Sharding sharding : kDrySharding)
+      for (const int64_t lanes : {0, 1024})
+        for (const int ranks : {2, 3, 8, 64, 1024}) {
+          if (lanes > 0 && (ranks == 3 || sharding == Sharding::kGradients)) continue;
+          SCOPED_TRACE(str(ranks, " ranks, ", entry_of(kShardingNames, sharding).name));
+          OptimizerConfig config;
+          config.sharding = sharding;
+          config.reduction_lanes = lanes;
+          if (lanes == 0) config.storage.place = StatePlace::kHost;
+          const auto of = [&](int rank, int64_t micro_batches) {
+            return calls_of<UnevenRanks>(model, config, DType::kBF16, Device::cuda(), rank, ranks,
+                                         micro_batches);
+          };
+          const std::string first = of(0, kMost);
+          EXPECT_NE(first.find("all_to_all of f32["), first.npos) << first;
+          // Ranks with fewer micro batches, or with none, make them too.
+          for (const int rank : {0, 1, ranks / 2, ranks - 1})
+            for (const int64_t micro_batches : {int64_t{0}, int64_t{1}, kMost})
+              ASSERT_EQ(of(rank, micro_batches), first) << rank << ", " << micro_batches;
+        }
+}
+
+// Records the calls of a rank that exists.
+class RecordedRank : public Communicator {
+ public:
+  explicit RecordedRank(Communicator& comm) : comm_(comm) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  void all_reduce(Tensor& t, Reduce op) override {
+    calls += describe_all_reduce(t, op) + "\n";
+    comm_.all_reduce(t, op);
+  }
+  void all_to_all(Tensor& received, const Tensor& parts) override {
+    calls += describe_all_to_all(received, parts, size()) + "\n";
+    comm_.all_to_all(received, parts);
+  }
+  void all_gather(Tensor& all) override {
+    calls += describe_all_gather(all, size()) + "\n";
+    comm_.all_gather(all);
+  }
+  void barrier() override {
+    calls += "barrier\n";
+    comm_.barrier();
+  }
+  std::string calls;
+
+ private:
+  Communicator& comm_;
+};
+
+TEST(DryUpdate, MakesTheCallsOfARealOne) {
+  for (const ModelConfig& model : dry_models())
+    for (const Sharding sharding : kDrySharding)
+      for (const int ranks : {2, 3, 8}) {
+        OptimizerConfig config;
+        config.sharding = sharding;
+        run_local_ranks(ranks, [&](Communicator& real) {
+          RecordedRank comm(real);
+          Learner learner(std::make_unique<Transformer>(model, DType::kF32, 1), config, comm);
+          const auto loss = [&](int64_t) {
+            TokenSequence s;
+            s.tokens = {1, 2, 3, 4, 5};
+            s.loss_mask.assign(5, 1);
+            const PackedBatch batch = pack({&s, 1});
+            return cross_entropy(learner.model().forward(batch), learner.model().head(),
+                                 batch.targets, Tensor::full({batch.size()}, 0.1, DType::kF32));
+          };
+          learner.update(2, loss, 1e-3);
+          EXPECT_EQ(comm.calls, calls_of<DryCommunicator>(model, config, DType::kF32, {},
+                                                          real.rank(), ranks, 2));
+        });
+      }
+}
+
+TEST(DryUpdate, SendsEachGradientAndWeightOnce) {
+  for (const ModelConfig& model : dry_models()) {
+    if (model.lora.rank > 0) continue;
+    for (const Sharding sharding : kDrySharding) {
+      OptimizerConfig config;
+      config.sharding = sharding;
+      DryCommunicator comm(0, 2);
+      dry_update(model, DType::kBF16, Device::cuda(), config, 2, comm);
+      int64_t summed = 0, gathered = 0;
+      for (const DryCommunicator::Call& call : comm.calls()) {
+        if (call.text.starts_with("all_to_all")) summed += call.sent;
+        if (call.text.starts_with("all_gather")) gathered += call.sent;
+      }
+      // Half of the elements, rounded up to slices; of f32 gradients or bf16 weights.
+      const int64_t half = model_size(model).parameters / 2, rounding = 64 * (model.num_layers + 2),
+                    sums = sharding == Sharding::kGradients ? 2 : 1,
+                    width = sharding == Sharding::kNone ? 4 : 2;
+      EXPECT_GE(summed, sums * 4 * half);
+      EXPECT_LE(summed, sums * 4 * (half + rounding));
+      EXPECT_GE(gathered, width * half);
+      EXPECT_LE(gathered, width * (half + rounding) + (width == 2 ? 2 * 10 * 48 : 0));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test
