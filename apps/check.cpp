@@ -8,6 +8,7 @@
 #include "core/sizes.h"
 #include "data/image_set.h"
 #include "data/tasks/tasks.h"
+#include "job/forecast.h"
 #include "job/memory_plan.h"
 #include "job/resources.h"
 #include "job/run_directory.h"
@@ -255,6 +256,14 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }
 
+// Prints what ranks send in an update.
+void print_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+  if (ranks == 1 || config.optimizer.sharding == Sharding::kAuto) return;
+  const UpdateTraffic traffic = update_traffic(config, stage, ranks);
+  print_row("sent in an update", str("gradients ", mib(traffic.gradients), ", weights ",
+                                     mib(traffic.weights), " by each rank"));
+}
+
 // Prints a stage, planned for `gpu` or else for this machine. Returns the error of one that needs
 // more memory than there is.
 std::string check_stage(const TrainConfig& given, StagePreview& stage, const CheckOptions& options,
@@ -281,6 +290,7 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
     print_row("memory: " + name, value);
   print_host_state(config, stage, ranks, gpu);
   if (gpu) error = print_gpu_plan(*planned, stage, model, ranks, *gpu);
+  print_traffic(config, stage, ranks);
   print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
   print_examples(stage, options.full);
   print_notes(config, stage);

@@ -3,15 +3,11 @@
 #include "job/memory_plan.h"
 
 #include "kernels/head.h"
+#include "tests/job/bench_shapes.h"
 #include "tests/job/small_runs.h"
 
 namespace cohort::test {
 namespace {
-
-std::string source(const std::string& name) {
-  return (std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / name)
-      .string();
-}
 
 struct Measured {
   const char* shape;
@@ -19,21 +15,6 @@ struct Measured {
   std::vector<std::string> overrides;
   double gb;  // peak of live tensors, where the head held gradients of 4,096 rows of logits
 };
-
-// A stage of a shape of bench/configs, as `cohort check` would describe it.
-StagePreview described(const TrainConfig& config, int64_t vocab, int64_t prompt,
-                       int64_t completion) {
-  StagePreview stage{.model = config.model};
-  stage.model.vocab_size = vocab;
-  stage.model.resolve();
-  stage.lengths = {.longest_prompt = prompt, .longest_sequence = prompt + completion};
-  stage.lengths.mean_sequence = static_cast<double>(prompt + completion);
-  return stage;
-}
-
-TrainConfig bench_config(const char* shape, const std::vector<std::string>& overrides) {
-  return load_plan(source(str("bench/configs/", shape, ".yaml")), overrides).stages[0];
-}
 
 void expect_peak(const Measured& measured, const GpuPlan& plan, double tolerance) {
   using namespace kernels;
@@ -67,8 +48,7 @@ TEST(GpuPlans, PeaksOfTrainingStepsAreTheMeasuredOnes) {
   }
 }
 
-// GRPO steps of 64 prompts of 128 tokens x 8 completions of 256 (cohort_bench_grpo). An update
-// computes logits for completions only, where the estimate has them for all tokens.
+// An update computes logits for completions only, where the estimate has them for all tokens.
 TEST(GpuPlans, PeaksOfGrpoStepsAreTheMeasuredOnes) {
   const Measured measured[] = {
       {"qwen2_0_5b", 151936, {}, 24.77},
@@ -77,11 +57,7 @@ TEST(GpuPlans, PeaksOfGrpoStepsAreTheMeasuredOnes) {
       {"qwen2_0_5b", 151936, {"model.recompute=cheap", "micro_batch_tokens=5000"}, 12.79},
   };
   for (const Measured& m : measured) {
-    TrainConfig config = bench_config(m.shape, m.overrides);
-    config.batch.trainer = TrainerType::kGrpo;
-    config.batch.prompts_per_step = 64;
-    config.batch.num_generations = 8;
-    config.sampling.max_completion_length = 256;
+    const TrainConfig config = bench_grpo(m.shape, m.overrides);
     const StagePreview stage = described(config, m.vocab, 128, 256);
     expect_peak(m, plan_for_gpu(config, stage, 1, gpu_named("h200")), 0.05);
   }
