@@ -256,12 +256,25 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
   if (device_named(config.device, "device").is_cuda()) note_sizes(stage.model);
 }
 
-// Prints what ranks send in an update.
-void print_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
-  if (ranks == 1 || config.optimizer.sharding == Sharding::kAuto) return;
-  const UpdateTraffic traffic = update_traffic(config, stage, ranks);
-  print_row("sent in an update", str("gradients ", mib(traffic.gradients), ", weights ",
-                                     mib(traffic.weights), " by each rank"));
+// Prints what ranks send in an update, and for GPUs of known speed how long a step takes.
+void print_forecast(const TrainConfig& config, const StagePreview& stage,
+                    const MemoryEstimate& memory, const Cluster& cluster) {
+  if (cluster.ranks > 1 && config.optimizer.sharding != Sharding::kAuto) {
+    const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks);
+    print_row("sent in an update", str("gradients ", mib(traffic.gradients), ", weights ",
+                                       mib(traffic.weights), " by each rank"));
+  }
+  const std::optional<StepForecast> f = forecast_step(config, stage, memory, cluster);
+  if (!f) return;
+  const auto text = [](double seconds) { return score_text(seconds, 3); };
+  print_row("forecast: step",
+            str(text(f->step()), " s: rollout ", text(f->rollout), ", forward and backward ",
+                text(f->update), ", optimizer ", text(f->optimizer), ", communication ",
+                text(f->communication), "; balance ", score_text(f->balance, 2)));
+  print_row("forecast: run", str(score_text(f->tokens, 0), " tokens/s, ", score_text(f->scaling, 2),
+                                 " times one GPU's with enough memory; ", score_text(f->days, 2),
+                                 " days without rewards and evaluations, ", score_text(f->save, 1),
+                                 " s a checkpoint"));
 }
 
 // Prints a stage, planned for `gpu` or else for this machine. Returns the error of one that needs
@@ -290,7 +303,9 @@ std::string check_stage(const TrainConfig& given, StagePreview& stage, const Che
     print_row("memory: " + name, value);
   print_host_state(config, stage, ranks, gpu);
   if (gpu) error = print_gpu_plan(*planned, stage, model, ranks, *gpu);
-  print_traffic(config, stage, ranks);
+  print_forecast(
+      config, stage, gpu ? planned->memory : MemoryEstimate{},
+      {.gpu = gpu.value_or(GpuProperties{}), .ranks = ranks, .hosts = std::max(1, options.hosts)});
   print_row("disk: checkpoint", mib(checkpoint_bytes(config, stage.model)));
   print_examples(stage, options.full);
   print_notes(config, stage);
@@ -307,6 +322,10 @@ int check(const CheckOptions& options) {
       load_plan(options.config, gpu ? gpu_overrides(options, assumed) : options.overrides);
   hold_nothing_out_of_few(plan);
   if (options.gpus > 0) expect_cuda(plan);
+  if (options.hosts > 0 && options.gpus % options.hosts != 0)
+    throw InputError(str("--hosts: ", options.gpus, " GPUs are not the same number on each of ",
+                         options.hosts, " hosts; hint: --gpus ",
+                         round_up(options.gpus, options.hosts)));
   if (gpu) print_row("assumed", assumed);
   if (!gpu) check_adapters_have_model(plan);
   std::vector<StagePreview> stages = preview_plan(plan);

@@ -206,8 +206,10 @@ void add_check(CLI::App& app, int& code) {
       "validate a configuration and its data, and print sizes and memory; train nothing");
   command.add_option("config", options.config, "CONFIG.yaml")->required();
   command.add_option("overrides", options.overrides, "key=value ...; --keys lists them");
-  add_number(command, "--gpus", options.gpus,
-             "check for training on N GPUs; this machine needs none");
+  CLI::Option* gpus = add_number(command, "--gpus", options.gpus,
+                                 "check for training on N GPUs; this machine needs none");
+  add_number(command, "--hosts", options.hosts, "with --gpus: hosts that share them evenly")
+      ->needs(gpus);
   command.add_option("--gpu", options.gpu,
                      "plan for this GPU, which this machine need not have: rtx4090, l4, h100, ..., "
                      "or GiB=24,sm=89");

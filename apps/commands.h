@@ -45,7 +45,8 @@ int train(const TrainOptions& options);
 struct CheckOptions {
   std::string config;
   std::vector<std::string> overrides;
-  int gpus = 0;  // > 0: checks for `train --gpus`; needs no GPUs
+  int gpus = 0;   // > 0: checks for `train --gpus`; needs no GPUs
+  int hosts = 0;  // with `gpus`: those that share the GPUs evenly; 0: one
   // Plans for this GPU of gpu_named() instead of for this machine.
   std::optional<std::string> gpu;
   bool full = false;  // prints texts of the examples in full, not excerpts

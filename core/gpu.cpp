@@ -121,20 +121,34 @@ bool fits(const KernelNeeds& needs, const GpuProperties& gpu) {
 
 std::span<const GpuProperties> known_gpus() {
   // GiB as cudaMemGetInfo() gives them, with ECC where it is on by default. Drivers differ by some
-  // 1 %; the least is listed.
-  const auto gpu = [](const char* name, int capability, int multiprocessors, double gib) {
+  // 1 %; the least is listed. TFLOP/s: NVIDIA's data sheets, without sparsity. GB/s of memory,
+  // NVLink and network: those of A100, H100 (both SXM), H200 and B200, and of DGX machines.
+  const auto gpu = [](const char* name, int capability, int multiprocessors, double gib,
+                      double tflops, double memory = 0, double link = 0, double network = 0) {
     return GpuProperties{.name = name,
                          .compute_capability = capability,
                          .multiprocessors = multiprocessors,
                          .shared_memory = shared_memory_of(capability),
-                         .memory = static_cast<int64_t>(gib * kGiB)};
+                         .memory = static_cast<int64_t>(gib * kGiB),
+                         .flops = 1e12 * tflops,
+                         .bandwidth = 1e9 * memory,
+                         .link = 1e9 * link,
+                         .network = 1e9 * network};
   };
-  static const GpuProperties gpus[] = {
-      gpu("rtx3060", 86, 28, 11.6),  gpu("rtx3090", 86, 82, 23.6),   gpu("rtx4060ti", 89, 34, 15.6),
-      gpu("rtx4090", 89, 128, 23.5), gpu("rtx5090", 120, 170, 31.3), gpu("a10", 86, 72, 22.0),
-      gpu("l4", 89, 58, 22.0),       gpu("a6000", 86, 84, 47.4),     gpu("l40s", 89, 142, 44.3),
-      gpu("a100-40", 80, 108, 39.4), gpu("a100-80", 80, 108, 79.1),  gpu("h100", 90, 132, 79.1),
-      gpu("h200", 90, 132, 139.7),   gpu("b200", 100, 148, 178.3)};
+  static const GpuProperties gpus[] = {gpu("rtx3060", 86, 28, 11.6, 25),
+                                       gpu("rtx3090", 86, 82, 23.6, 71),
+                                       gpu("rtx4060ti", 89, 34, 15.6, 44),
+                                       gpu("rtx4090", 89, 128, 23.5, 165),
+                                       gpu("rtx5090", 120, 170, 31.3, 209),
+                                       gpu("a10", 86, 72, 22.0, 125),
+                                       gpu("l4", 89, 58, 22.0, 121),
+                                       gpu("a6000", 86, 84, 47.4, 155),
+                                       gpu("l40s", 89, 142, 44.3, 362),
+                                       gpu("a100-40", 80, 108, 39.4, 312, 1555, 300, 25),
+                                       gpu("a100-80", 80, 108, 79.1, 312, 2039, 300, 25),
+                                       gpu("h100", 90, 132, 79.1, 989, 3350, 450, 50),
+                                       gpu("h200", 90, 132, 139.7, 989, 4800, 450, 50),
+                                       gpu("b200", 100, 148, 178.3, 2250, 8000, 900, 50)};
   return gpus;
 }
 

@@ -15,6 +15,11 @@ struct GpuProperties {
   int multiprocessors = 0;     // 0: unknown
   int64_t shared_memory = 0;   // maximum bytes per block, with opt-in
   int64_t memory = 0;          // bytes in all, as the driver reports them
+  // Rates per second by data sheets; 0: unknown.
+  double flops = 0;      // dense bf16 with sums in f32
+  double bandwidth = 0;  // bytes of memory
+  double link = 0;       // bytes to other GPUs of the host, each way
+  double network = 0;    // bytes to other hosts, each way, of a host with a card for each GPU
 };
 
 // Maximum bytes of shared memory per block of a compute capability (CUDA programming guide, table

@@ -3,10 +3,30 @@
 #include <cmath>
 
 #include "distributed/dry_communicator.h"
+#include "job/resources.h"
+#include "nn/kv_cache.h"
+#include "nn/precision.h"
 #include "trainers/dry_update.h"
 
 namespace cohort {
 namespace {
+
+// Shares of the data sheet's rates that steps of 0.5B and 8B reach (bench/results/h200.md): GEMMs
+// 65 to 71 % forward, 65 and with an activation's gradient 39 % backward, the head 54 to 57 %,
+// AdamW 86 %; attention with heads of 128 and 4,096 tokens 65 and 53 %, of 64 half of it.
+constexpr double kForward = 0.68, kBackward = 0.6, kHead = 0.53, kAdamW = 0.86, kMemory = 0.9,
+                 kAttentionForward = 0.6, kAttentionBackward = 0.5;
+constexpr double kFullHead = 128;  // the width from which attention reaches these
+// The generic kernels that GPUs of compute capability 10.0 run; not measured.
+constexpr double kGenericAttention = 0.3;
+// Bytes of a token that norms, positions and residual sums move in a layer, per column.
+constexpr double kNormsForward = 20, kNormsBackward = 36;
+// An all_reduce of NCCL between two H100 has 329 GB/s of the 450; assumed of networks too.
+constexpr double kLink = 0.73;
+// Seconds of a layer in a decode step besides: launches, norms, sampling.
+constexpr double kLayerStep = 30e-6;
+// Bytes per second: a writer of a checkpoint, and a disk, which is an assumption.
+constexpr double kWriter = 1e9, kDisk = 5e9;
 
 double number(int64_t n) {
   return static_cast<double>(n);
@@ -45,6 +65,97 @@ RankWork work_of(const TrainConfig& config, const StagePreview& stage, int64_t r
   return out;
 }
 
+// Seconds of a token in forward and backward.
+std::pair<double, double> token_seconds(const ModelConfig& c, const RankWork& work,
+                                        const GpuProperties& gpu) {
+  const ModelSize size = model_size(c);
+  // GEMMs for each weight: y, dx and, unless it is frozen, dw.
+  const double passes = size.adapters > 0 ? 2 : 3, layers = number(c.num_layers),
+               head = 2 * work.targets * number(size.head_parameters) / kHead,
+               all = train_flops_per_token(c, 0, work.targets), body = all / passes - kHead * head,
+               attention = (train_flops_per_token(c, work.length, work.targets) - all) /
+                           (3 * std::min(1.0, number(c.head_dim) / kFullHead) *
+                            (gpu.compute_capability >= 100 ? kGenericAttention : 1)),
+               norms = layers * number(c.d_model) / (kMemory * gpu.bandwidth),
+               blocks = (body / kForward + attention / kAttentionForward) / gpu.flops +
+                        kNormsForward * norms;
+  double backward =
+      ((passes - 1) * (body / kBackward + head) + 2 * attention / kAttentionBackward) / gpu.flops +
+      kNormsBackward * norms;
+  if (c.recompute == Recompute::kBlock) backward += blocks;
+  if (c.recompute == Recompute::kCheap)  // the activation, of gate and up: 3 bf16 a column
+    backward += 6 * layers * number(c.d_ff) / (kMemory * gpu.bandwidth);
+  return {blocks + head / gpu.flops, backward};
+}
+
+double rollout_seconds(const TrainConfig& config, const StagePreview& stage,
+                       const MemoryEstimate& memory, const Cluster& cluster) {
+  if (config.batch.trainer != TrainerType::kGrpo) return 0;
+  const ModelConfig& c = stage.model;
+  const GpuProperties& gpu = cluster.gpu;
+  const DType dtype = cache_dtype(c, config.dtype);
+  const MemoryShape shape = step_size(config, stage, cluster.ranks).memory;
+  const int64_t prompts = ceil_div(config.batch.prompts_per_step, cluster.ranks);
+  const double sequences = number(prompts * config.batch.num_generations),
+               prompt = number(stage.lengths.longest_prompt),
+               sampled = number(shape.rollout_length) - prompt,
+               token = number(block_bytes(c, dtype)) / KVCacheConfig::kBlockTokens,
+               of_sequence = token * number(shape.rollout_length) + number(state_bytes(c, dtype)),
+               rows = std::clamp(number(memory.cache) / of_sequence, 1.0,
+                                 number(shape.rollout_sequences)),
+               cache = token * (prompt + sampled / 2) + 2 * number(state_bytes(c, dtype)),
+               gemms = 2 * number(model_size(c).matmul_parameters) / (kForward * gpu.flops),
+               one = (number(memory.parameters) + rows * cache) / (kMemory * gpu.bandwidth) +
+                     rows * gemms + number(c.num_layers) * kLayerStep;
+  return sampled * std::max(1.0, sequences / rows) * one + number(prompts) * prompt * gemms;
+}
+
+// Shares of what a rank sends that go to other hosts. Sums are sent to each rank directly; gathers,
+// of weights and with `sharding: none` of gradients, pass from rank to rank, and from host to host
+// through all cards of a host.
+double far_gathers(const Cluster& cluster) {
+  return cluster.hosts > 1 ? number(cluster.hosts) / number(cluster.ranks) : 0;
+}
+double far_gradients(Sharding sharding, const Cluster& cluster) {
+  const double of_host = number(cluster.ranks / cluster.hosts),
+               direct = (number(cluster.ranks) - of_host) / number(cluster.ranks - 1);
+  return is_sharded(sharding) ? direct : (direct + far_gathers(cluster)) / 2;
+}
+double send_seconds(int64_t bytes, double far, const GpuProperties& gpu) {
+  return number(bytes) * std::max((1 - far) / gpu.link, far / gpu.network) / kLink;
+}
+
+// Seconds of an update's collectives that nothing hides. `backward`: of a micro batch.
+double communication_seconds(const TrainConfig& config, const StagePreview& stage,
+                             const RankWork& work, double backward, const Cluster& cluster) {
+  if (cluster.ranks == 1) return 0;
+  const Sharding sharding = config.optimizer.sharding;
+  const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks);
+  const double rounds = sharding == Sharding::kGradients ? number(work.micro_batches) : 1,
+               sums =
+                   send_seconds(traffic.gradients, far_gradients(sharding, cluster), cluster.gpu),
+               gathers = send_seconds(traffic.weights, far_gathers(cluster), cluster.gpu);
+  // The sums of the tables come last, and the gathers behind AdamW; neither is beside other work.
+  const ModelSize size = model_size(stage.model);
+  const double tables = size.adapters > 0 ? 0
+                                          : number(stage.model.vocab_size * stage.model.d_model) /
+                                                number(size.parameters);
+  return std::max(0.0, sums - rounds * backward) + tables * sums / rounds + gathers +
+         number(traffic.exchanges) * (100e-6 + 2e-6 * number(cluster.ranks));
+}
+
+// Seconds of the optimizer in an update.
+double optimizer_seconds(const TrainConfig& config, const ModelConfig& model,
+                         const Cluster& cluster) {
+  const OptimizerBytes bytes =
+      optimizer_bytes(config.optimizer, model, config.dtype, Device::cuda(), cluster.ranks);
+  // State and weights are read and written, f32 gradients read.
+  const double parts = is_sharded(config.optimizer.sharding) ? number(cluster.ranks) : 1,
+               moved = 2 * number(bytes.memory + bytes.pinned) +
+                       8 * number(model_size(model).trained()) / parts;
+  return std::max(moved / (kAdamW * cluster.gpu.bandwidth), streaming_seconds(bytes.pinned));
+}
+
 }  // namespace
 
 UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
@@ -62,6 +173,40 @@ UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stag
       ++out.exchanges;
   if (sharding == Sharding::kGradients)
     out.gradients *= work_of(config, stage, ranks).micro_batches;
+  return out;
+}
+
+std::optional<StepForecast> forecast_step(const TrainConfig& config, const StagePreview& stage,
+                                          const MemoryEstimate& memory, const Cluster& cluster) {
+  if (config.dtype != DType::kBF16 || cluster.gpu.bandwidth == 0) return std::nullopt;
+  const RankWork work = work_of(config, stage, cluster.ranks);
+  const auto [forward, backward] = token_seconds(stage.model, work, cluster.gpu);
+  const double updates = number(work.updates), of_update = work.tokens / updates;
+  StepForecast out{.balance = work.balance};
+  out.rollout = rollout_seconds(config, stage, memory, cluster);
+  // Each micro batch reads and writes the f32 gradients.
+  out.update = work.tokens * (forward + backward) + updates * number(work.micro_batches) * 8 *
+                                                        number(model_size(stage.model).trained()) /
+                                                        (kMemory * cluster.gpu.bandwidth);
+  if (config.batch.trainer == TrainerType::kGrpo && config.grpo.beta > 0)  // the reference's pass
+    out.update += work.tokens / number(config.grpo.num_iterations) *
+                  token_seconds(stage.teacher.value_or(stage.model), work, cluster.gpu).first;
+  out.optimizer = updates * optimizer_seconds(config, stage.model, cluster);
+  out.communication =
+      updates * communication_seconds(config, stage, work,
+                                      of_update / number(work.micro_batches) * backward, cluster);
+  out.tokens = number(step_size(config, stage, cluster.ranks).tokens) / out.step();
+  if (cluster.ranks > 1)
+    out.scaling =
+        out.tokens /
+        forecast_step(config, stage, memory_of(config, stage, 1), {.gpu = cluster.gpu})->tokens;
+  const double writers = is_sharded(config.optimizer.sharding) ? number(cluster.ranks) : 1,
+               seconds = number(config.batch.steps) * out.step(),
+               every = config.checkpoint.every > 0 ? number(config.checkpoint.every) * out.step()
+                                                   : 60 * config.checkpoint.every_minutes,
+               saves = 1 + (every > 0 ? seconds / every : 0);
+  out.save = number(checkpoint_bytes(config, stage.model)) / std::min(kDisk, kWriter * writers);
+  out.days = (seconds + saves * out.save) / 86400;
   return out;
 }
 

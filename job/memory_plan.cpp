@@ -379,14 +379,9 @@ int64_t host_memory(const TrainConfig& config, const ModelConfig& model, int64_t
 }
 
 std::string streaming_note(int64_t pinned, double flops, const GpuProperties& gpu) {
-  // Dense bf16 FLOP/s of a multiprocessor (data sheets), of which training reaches about half.
-  constexpr std::pair<int, double> kRates[] = {{80, 2.9e12}, {86, 0.87e12},  {89, 1.29e12},
-                                               {90, 7.5e12}, {100, 15.2e12}, {120, 1.23e12}};
-  const auto rate = std::ranges::find_if(
-      kRates, [&](const auto& entry) { return entry.first == gpu.compute_capability; });
-  if (pinned == 0 || rate == std::end(kRates) || gpu.multiprocessors == 0) return "";
-  return slow_streaming(streaming_seconds(pinned),
-                        flops / (0.5 * rate->second * gpu.multiprocessors));
+  if (pinned == 0 || gpu.flops == 0) return "";
+  // Training reaches about half of the data sheet's rate.
+  return slow_streaming(streaming_seconds(pinned), flops / (0.5 * gpu.flops));
 }
 
 std::vector<std::string> slow_sizes(const ModelConfig& model) {

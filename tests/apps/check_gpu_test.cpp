@@ -135,6 +135,24 @@ TEST_F(CheckGpu, WarnsOfSizesThatAreSlow) {
             std::string::npos);
 }
 
+TEST_F(CheckGpu, ForecastsAStep) {
+  const Output one = check("h200");
+  expect_part(one.out, "forecast: step               0.0");
+  expect_part(one.out, " s: rollout 0.000, forward and backward 0.0");
+  expect_part(one.out, ", communication 0.000; balance 1.00\n");
+  expect_part(one.out, " tokens/s, 1.00 times one GPU's with enough memory; 0.");
+  expect_part(one.out, " days without rewards and evaluations, 0.");
+  EXPECT_EQ(one.out.find("sent in an update"), std::string::npos) << one.out;
+  const Output eight = check("h200", big({"--gpus", "8"}));
+  expect_part(eight.out, "sent in an update            gradients 2");
+  expect_part(eight.out, " MiB by each rank\n");
+  EXPECT_EQ(eight.out.find(", communication 0.000;"), std::string::npos) << eight.out;
+  EXPECT_NE(check("h200", big({"--gpus", "8", "--hosts", "2"})).out, eight.out);
+  EXPECT_EQ(check("rtx4090").out.find("forecast"), std::string::npos);
+  expect_bad_input(check("h200", {"--gpus", "8", "--hosts", "3"}),
+                   {"--hosts: 8 GPUs are not the same number on each of 3 hosts; hint: --gpus 9"});
+}
+
 TEST_F(CheckGpu, RefusesRanksThatAreThreads) {
   expect_bad_input(check("h200", {"ranks=2"}),
                    {"ranks: 2 threads of this process compute on the CPU, got device: cuda; hint"});
