@@ -2,8 +2,9 @@
 """Prints the tables of docs/cards.md, models by cards, from what `cohort check --gpu` says of the shapes of models on the
 Hugging Face hub. Needs neither a GPU nor the models.
 
-  python3 bench/memory_table.py [COHORT] [--only MODEL] [--check PAGE]     COHORT: the command, by default build/cpu/cohort
+  python3 bench/memory_table.py [COHORT] [--scaling] [--only MODEL] [--check PAGE]     COHORT: by default build/cpu/cohort
 
+--scaling: the table of docs/scaling.md, models by several cards.
 --check: prints nothing, and fails if PAGE lacks a line of the tables.
 """
 import argparse
@@ -28,6 +29,14 @@ MODELS = {
     "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944, 152064, False, False),
     "Llama-3.1-8B": (32, 4096, 32, 8, 128, 14336, 128256, False, False),
 }
+LARGE = {
+    "Llama-3.1-8B": MODELS["Llama-3.1-8B"],
+    "Qwen3-14B": (40, 5120, 40, 8, 128, 17408, 151936, False, True),
+    "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648, 152064, False, False),
+}
+SHARDINGS = ("none", "optimizer", "gradients")
+SCALED_STEP = ("prompts_per_step=64", "num_generations=8", "max_completion_length=256", "micro_batch_tokens=4096",
+               "model.recompute=cheap", "optimizer.moments=bf16", "optimizer.place=device")
 CARDS = {12: "rtx3060", 16: "rtx4060ti", 24: "rtx4090", 48: "l40s", 80: "h100", 141: "h200"}
 TABLES = ("Inference", "SFT", "GRPO")
 
@@ -51,13 +60,13 @@ def write_stage(folder, shape, trainer):
         "data: {tokenizer_path: ., jsonl: {path: data.jsonl}}\nrewards: [{name: exact_match}]\n")
 
 
-def check(cohort, config, gpu):
+def check(cohort, config, gpu, *more):
     """The rows of `cohort check`, by name. Exit code 2 with a verdict says that the stage does not fit."""
-    run = subprocess.run([cohort, "check", config, "--gpu", gpu], capture_output=True, text=True)
+    run = subprocess.run([cohort, "check", config, "--gpu", gpu, *more], capture_output=True, text=True)
     rows = dict(re.findall(r"(?m)^  (\S.*?)  +(\S.*)$", run.stdout.replace(f" on {gpu} ", f" on {gpu}   ")))
     if run.returncode not in (0, 2) or f"runs on {gpu}" not in rows:
         sys.exit(run.stdout + run.stderr)
-    return rows
+    return rows | {"error": run.stderr}
 
 
 def training(rows, gpu):
@@ -82,13 +91,42 @@ def inference(rows, gpu):
     return f"{int(cache[1]) // 1000:,}k" if cache else "-"
 
 
+def write_problems(folder, prompt, answer):
+    (folder / "data.jsonl").write_text("".join(
+        json.dumps({"prompt": f"{i:03d} " + "x" * (prompt - 4), "answer": "y" * answer}) + "\n" for i in range(100)))
+
+
+def scaled(rows, gpu):
+    """"59.5, 8.1 s": GB of an update, seconds of a step; "(72.3)" if the GPU has less; a dash: nothing is known to fit."""
+    if rows[f"runs on {gpu}"].startswith("yes"):
+        parts = ("parameters", "gradients", "optimizer", "activations", "workspace")
+        need = sum(float(rows[f"memory: {part}"].split()[0]) for part in parts)
+        return f"{need * 2**20 / 1e9:.1f}, {float(rows['forecast: step'].split()[0]):.1f} s"
+    need = re.search(r"needs ([\d.]+) MiB as configured", rows["error"])
+    return f"({float(need[1]) * 2**20 / 1e9:.1f})" if need else "-"
+
+
+def scaling_rows(cohort, name, shape):
+    """The model's lines in the table of docs/scaling.md."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        write_tokenizer(folder, shape[6])
+        write_problems(folder, 128, 100)
+        write_stage(folder, shape, "grpo")
+        lines = []
+        for gpus, gpu in ((n, gpu) for n in (2, 4, 8) for gpu in ("h100", "h200")):
+            cells = [scaled(check(cohort, folder / "grpo.yaml", gpu, "--gpus", str(gpus), *SCALED_STEP, f"sharding={kind}"),
+                            gpu) for kind in SHARDINGS]
+            lines.append("| " + " | ".join([f"{name}, {gpus} x {gpu}", *cells]) + " |")
+        return lines
+
+
 def model_rows(cohort, name, shape):
     """The model's line in each of the tables."""
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         write_tokenizer(folder, shape[6])
-        (folder / "data.jsonl").write_text("".join(
-            json.dumps({"prompt": f"{i:03d} " + "x" * 508, "answer": "y" * 1023}) + "\n" for i in range(100)))
+        write_problems(folder, 512, 1023)
         cells = {title: [] for title in TABLES}
         for trainer in ("sft", "grpo"):
             write_stage(folder, shape, trainer)
@@ -104,16 +142,22 @@ def model_rows(cohort, name, shape):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("cohort", nargs="?", default="build/cpu/cohort")
-    parser.add_argument("--only", choices=MODELS)
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--only", choices=MODELS | LARGE)
     parser.add_argument("--check", type=Path)
     options = parser.parse_args()
-    shapes = {name: shape for name, shape in MODELS.items() if options.only in (None, name)}
+    models = LARGE if options.scaling else MODELS
+    shapes = {name: shape for name, shape in models.items() if options.only in (None, name)}
+    make_rows = scaling_rows if options.scaling else model_rows
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        rows = list(pool.map(lambda item: model_rows(options.cohort, *item), shapes.items()))
-    header = "| model | " + " | ".join(f"{card} GB: {gpu}" for card, gpu in CARDS.items()) + " |"
-    lines = []
-    for title in TABLES:
-        lines += [f"### {title}", "", header, "|---" * (len(CARDS) + 1) + "|", *(row[title] for row in rows), ""]
+        rows = list(pool.map(lambda item: make_rows(options.cohort, *item), shapes.items()))
+    if options.scaling:
+        lines = ["| | " + " | ".join(SHARDINGS) + " |", "|---" * (len(SHARDINGS) + 1) + "|", *sum(rows, [])]
+    else:
+        header = "| model | " + " | ".join(f"{card} GB: {gpu}" for card, gpu in CARDS.items()) + " |"
+        lines = []
+        for title in TABLES:
+            lines += [f"### {title}", "", header, "|---" * (len(CARDS) + 1) + "|", *(row[title] for row in rows), ""]
     if not options.check:
         return print("\n".join(lines))
     page = options.check.read_text(encoding="utf-8")

@@ -47,6 +47,7 @@ RULES = [
     (r"build/cuda/cohort train configs/(gsm8k_sft|gsm8k_grpo|qwen3_5_grpo).yaml", "check", WORDS),
     (r".*build/cuda/cohort (generate|chat) ", "cpu", "--max-tokens 2"),
     (r"python3 bench/memory_table.py build/cpu/cohort$", "run", "--only SmolLM2-135M"),
+    (r"python3 bench/memory_table.py build/cpu/cohort --scaling$", "run", "--only Llama-3.1-8B"),
     (r"build/cpu/cohort train configs/demo.yaml seed=3 stages.1.steps=50$", "run", STAGES),
     (r"build/cpu/cohort train configs/demo.yaml --profile 3$", "run", STAGES.replace("=2", "=6")),
     (r"build/cpu/cohort train configs/demo.yaml micro_batch_tokens=auto$", "run", STAGES),
