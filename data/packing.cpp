@@ -156,8 +156,7 @@ PackedBatch pack(std::span<const TokenSequence> sequences) {
     for (size_t i = begin; i < end; ++i)
       add(sequences[i], shared ? first.prefix : 0, sequences[i].num_inputs(), shared ? root : 0);
   }
-  PackedBatch batch;
-  if (!sequences.empty()) batch.lane = sequences[0].lane;
+  PackedBatch batch{.lane = sequences.empty() ? 0 : sequences[0].lane};
   if (sequences.empty() || sequences[0].pixels.empty())
     batch.tokens = Tensor::from(tokens);
   else

@@ -473,6 +473,17 @@ void validate_grpo(const TrainConfig& config) {
                 "' is more than max_completion_length, ", limit));
 }
 
+void validate_lanes(const OptimizerConfig& optimizer, const DataConfig& data) {
+  const int64_t lanes = optimizer.reduction_lanes;
+  require((lanes & (lanes - 1)) == 0,
+          str("reduction_lanes: expected a power of two or 0, got ", lanes));
+  require(lanes == 0 || optimizer.sharding != Sharding::kGradients,
+          "reduction_lanes: sharding: gradients adds micro batches over ranks, in an order that "
+          "depends on their number; hint: sharding: optimizer");
+  require(lanes == 0 || data.images.path.empty(),
+          "reduction_lanes: images stay on the ranks that read them; hint: reduction_lanes: 0");
+}
+
 }  // namespace
 
 void TrainConfig::validate() const {
@@ -485,14 +496,7 @@ void TrainConfig::validate() const {
   require(ranks == 1 || device == "cpu",
           str("ranks: ", ranks, " threads of this process compute on the CPU, got device: ", device,
               "; hint: ranks: 1, and cohort train --gpus ", ranks));
-  const int64_t lanes = optimizer.reduction_lanes;
-  require((lanes & (lanes - 1)) == 0,
-          str("reduction_lanes: expected a power of two or 0, got ", lanes));
-  require(lanes == 0 || optimizer.sharding != Sharding::kGradients,
-          "reduction_lanes: sharding: gradients adds micro batches over ranks, in an order that "
-          "depends on their number; hint: sharding: optimizer");
-  require(lanes == 0 || data.images.path.empty(),
-          "reduction_lanes: images stay on the ranks that read them; hint: reduction_lanes: 0");
+  validate_lanes(optimizer, data);
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
           "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   validate_source(data, batch.trainer);

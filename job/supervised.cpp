@@ -113,6 +113,13 @@ TokenCounts count_tokens(Stage& stage, std::span<const TokenSequence> sequences)
   return out;
 }
 
+// balance() of this rank's part of a step.
+RankLoad balance_step(Stage& stage, std::vector<TokenSequence>& sequences) {
+  const BatchConfig& batch = stage.config().batch;
+  const int64_t all = (batch.trainer == TrainerType::kDpo ? 2 : 1) * batch.batch_size;
+  return balance(stage.comm(), stage.model(), sequences, all, stage.learner().reduction_lanes());
+}
+
 // (dpo) The loss of an update's pairs.
 class PairLoss {
  public:
@@ -183,9 +190,7 @@ StageEnd train_supervised(Stage& stage) {
       });
     const TokenCounts count = count_tokens(stage, sequences);
     const bool dpo = config.batch.trainer == TrainerType::kDpo;
-    const RankLoad load =
-        balance(stage.comm(), stage.model(), sequences, (dpo ? 2 : 1) * config.batch.batch_size,
-                config.optimizer.reduction_lanes);
+    const RankLoad load = balance_step(stage, sequences);
     std::optional<PairLoss> pairs;
     if (dpo) pairs.emplace(stage, sequences);
     const ForwardOptions options{

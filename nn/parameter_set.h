@@ -144,7 +144,7 @@ class ParameterSet {
   // Variable::zero_grad(). They are in the tensor that is returned, [slices * slice_size()] in
   // accumulate_dtype(), with zeros behind the last one.
   Tensor allocate_gradients(size_t unit, int64_t slices = 1) const;
-  // The same in memory that it has allocated earlier.
+  // allocate_gradients(), in memory that it has returned earlier.
   void set_gradients(size_t unit, const Tensor& all) const;
   // Elements of a unit's gradients in each of `slices` equal slices, a multiple of kLeafAlignment.
   int64_t slice_size(size_t unit, int64_t slices) const;

@@ -23,7 +23,7 @@ struct RankLoad {
 // The rank of each piece of work: the costliest first, each to the rank that has the least so far,
 // of equal ones to the lowest (LPT: Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
 // `present`: the ranks that have them. They keep them unless the largest load gets at least 2 %
-// smaller. Empty: nobody has them.
+// smaller. Empty: no rank has them yet.
 std::vector<int> assign_ranks(std::span<const double> costs, std::vector<int> present,
                               int num_ranks);
 RankLoad load_of(std::span<const double> costs, std::span<const int> ranks, int num_ranks);

@@ -77,6 +77,15 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
   if (full) throw *full;
 }
 
+// The norms of the gradient over this rank's slices; `norm`: where the device computes them.
+void Learner::set_own_norms(std::vector<double>& norms, Tensor& norm) const {
+  const Slices& slices = gradients_.slices();
+  for (int64_t i = 0; i < slices.count; ++i) {
+    kernels::grad_norm(norm, gradients_.slice_gradients(i));
+    norms[static_cast<size_t>(slices.first + i)] = elements_of(norm, {1})[0];
+  }
+}
+
 Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                                 double learning_rate, const Accept& accept,
                                 std::span<const int64_t> lanes) {
@@ -102,35 +111,29 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   gradients_.finish();
   Update out;
   std::vector<double> numbers;
-  const Slices& slices = gradients_.slices();
-  std::vector<double> squares(static_cast<size_t>(slices.all));  // of the norm, by slice
+  std::vector<double> norms(static_cast<size_t>(gradients_.slices().all));  // by slice
   double refusals = 0, bad_weights = 0;
   Stopwatch clock;
   if_memory_lasts([&] {
-    for (int64_t i = 0; i < slices.count; ++i) {
-      kernels::grad_norm(norm, gradients_.slice_gradients(i));
-      if (slices.all > 1)
-        squares[static_cast<size_t>(slices.first + i)] = std::pow(elements_of(norm, {1})[0], 2);
-    }
+    set_own_norms(norms, norm);
     numbers = elements_of(losses, {});
     for (const double number : numbers) out.loss += number;
     for (const Tensor& s : stats) add(out.stats, kernels::PolicyLossStats::from(s));
     refusals = accept && !accept(out.stats) ? 1 : 0;
-    const std::vector<double> health = elements_of(health_, {1, 0});
-    out.grad_norm = health[0];
-    bad_weights = health[1];
+    bad_weights = elements_of(health_, {1, 0})[1];
     optimizer_.allocate_workspace();
   });
   double out_of_memory = full ? 1 : 0;
   std::vector<double*> sums{&out.loss, &refusals, &out_of_memory, &bad_weights};
-  for (double& square : squares) sums.push_back(&square);
+  for (double& one : norms) sums.push_back(&one);
   reduce_in_place(comm_, sums);
   if (out_of_memory > 0) throw full ? *full : OutOfMemoryError("another rank is out of memory");
   out.refused = refusals != 0;
   if (bad_weights != 0) throw_bad_weights();  // first: bad losses may follow from it
   check_losses(out.loss, numbers);
-  if (slices.all > 1) {
-    out.grad_norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+  out.grad_norm = norms[0];
+  if (norms.size() > 1) {
+    out.grad_norm = std::sqrt(std::inner_product(norms.begin(), norms.end(), norms.begin(), 0.0));
     norm.fill_(out.grad_norm);
   }
   check_gradients(out.grad_norm);

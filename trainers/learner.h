@@ -78,6 +78,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
  private:
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                     std::span<const int64_t> lanes, Tensor& losses, std::vector<Tensor>& stats);
+  void set_own_norms(std::vector<double>& norms, Tensor& norm) const;
   void check_losses(double total, const std::vector<double>& losses) const;
   void check_gradients(double norm) const;
 

@@ -43,7 +43,7 @@ struct ParameterPart {
 // Slices [first, first + count) of `all` equal ones, into which the gradients of a unit are cut.
 struct Slices {
   int64_t first = 0, count = 1, all = 1;
-  // Those of a rank: one, or with lanes as many as it has of these.
+  // A rank has one slice, or with lanes as many as it has of these.
   static Slices of_rank(int rank, int ranks, int64_t lanes) {
     const int64_t all = lanes > 0 ? lanes : ranks, count = all / ranks;
     return {rank * count, count, all};
@@ -123,7 +123,7 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   // their gradients.
   const std::vector<ParameterPart>& parts() const { return parts_; }
   std::vector<Tensor> gradients() const;
-  // Those of one of the rank's slices, whatever it updates.
+  // The sums of one of the rank's slices, whatever it updates.
   std::vector<Tensor> slice_gradients(int64_t slice) const;
   const Slices& slices() const { return slices_; }
 
