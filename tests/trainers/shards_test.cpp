@@ -571,6 +571,51 @@ TEST(SumParts, AddsInATreeOverTheParts) {
       }
 }
 
+TEST(CudaSumParts, HasTheBitsOfTheCpu) {
+  COHORT_REQUIRE_GPU(device);
+  for (const int64_t ranks : {1, 2, 3, 7, 8, 13, 1024})
+    for (const int64_t n : {1, 3, 4, 64, 1021, 70000}) {
+      if (ranks * n > 10'000'000) continue;
+      const Tensor parts =
+          random_tensor({ranks, n + 1}, DType::kF32, 5).narrow(1, 0, n).contiguous();
+      for (const kernels::Grad mode : {kernels::Grad::kOverwrite, kernels::Grad::kAccumulate}) {
+        Tensor expected = random_tensor({n}, DType::kF32, 6), y = expected.to(device);
+        kernels::sum_parts({.y = {expected, mode}, .parts = parts});
+        kernels::sum_parts({.y = {y, mode}, .parts = parts.to(device)});
+        EXPECT_TRUE(bit_equal(y.to(Device{}), expected)) << ranks << " parts of " << n;
+      }
+    }
+}
+
+// Lanes of one rank differ from an update without them by rounding.
+TEST(CudaLanes, MakeTheUpdateOfOthers) {
+  COHORT_REQUIRE_GPU(device);
+  std::vector<Tensor> ends;
+  const auto comm = make_single_communicator();
+  for (const int64_t lanes : {0, 8}) {
+    OptimizerConfig config;
+    config.reduction_lanes = lanes;
+    config.adam_eps = 1e-3;
+    Learner learner(std::make_unique<Transformer>(odd_model(), DType::kF32, 1, device), config,
+                    *comm);
+    const std::vector<int64_t> lane_of{0, 0, 2, 5, 7, 7};
+    learner.update(
+        6,
+        [&](int64_t i) {
+          Rng rng(static_cast<uint64_t>(i), rng_stream(kTestPurpose));
+          TokenSequence s;
+          for (int t = 0; t < 9; ++t) s.tokens.push_back(static_cast<int32_t>(rng.below(9)));
+          s.loss_mask.assign(9, 1);
+          const PackedBatch batch = learner.model().to_device(pack({&s, 1}));
+          return cross_entropy(learner.model().forward(batch), learner.model().head(),
+                               batch.targets, Tensor::full({8}, 1.0 / 8, DType::kF32, device));
+        },
+        1e-2, nullptr, lanes > 0 ? std::span(lane_of) : std::span<const int64_t>());
+    ends.push_back(learner.model().parameters().back().value.to(Device{}));
+  }
+  EXPECT_LT(relative_error(ends[1], ends[0]), 1e-5);
+}
+
 TEST(SumParts, RefusesOtherShapes) {
   Tensor y = Tensor::zeros({3}, DType::kF32);
   const auto sum = [&](const Tensor& parts) { kernels::sum_parts({.y = {y}, .parts = parts}); };
