@@ -53,7 +53,7 @@ struct PackedBatch {
   Tensor pixels, pixel_values;
   int64_t size() const { return positions.numel(); }
   int64_t num_targets() const { return targets.numel(); }
-  int64_t lane = 0;
+  int64_t lane = 0;  // that of its sequences
   PackedBatch to(Device device) const;
 };
 

@@ -2,7 +2,6 @@
 // one rank, so that any number of ranks can read them.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 

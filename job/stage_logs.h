@@ -15,7 +15,7 @@ namespace cohort {
 class StageLogs : NonCopyable {
  public:
   // Continues the files after the state of `start`. Other ranks than 0, and replays, have none, and
-  // all calls do nothing there.
+  // write nothing; other ranks help to measure a sharded optimizer's steps.
   StageLogs(const StageSetup& setup, ModelStart& start);
   // Around a step: traces it if that is due, and every few steps measures how the weights change,
   // for which every rank calls both.

@@ -22,8 +22,8 @@ Optimizer::Optimizer(const ParameterSet& parameters, const OptimizerConfig& conf
     };
     kernels::AdamWTensor& t = tensors_.emplace_back();
     t.param = part.of(p.value);
-    t.m = zeros(part.count, moments_of(p));
-    t.v = zeros(part.count, moments_of(p));
+    t.m = zeros(part.count, moments_of(p.value.dtype()));
+    t.v = zeros(part.count, moments_of(p.value.dtype()));
     t.weight_decay = p.use == ParameterUse::kVector ? 0 : config.weight_decay;
     if (p.value.dtype() == DType::kBF16) t.low_bits = zeros(2 * part.count, DType::kU8);
     t.unit = p.unit;
@@ -33,8 +33,8 @@ Optimizer::Optimizer(const ParameterSet& parameters, const OptimizerConfig& conf
   if (host_count_ > 0) host_state_.emplace(std::span(tensors_).first(host_count_));
 }
 
-DType Optimizer::moments_of(const NamedParameter& p) const {
-  const DType accumulated = accumulate_dtype(p.value.dtype());
+DType Optimizer::moments_of(DType parameter) const {
+  const DType accumulated = accumulate_dtype(parameter);
   const bool small = config_.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32;
   return small ? DType::kBF16 : accumulated;
 }
@@ -141,8 +141,8 @@ std::vector<TensorSource> Optimizer::state_sources(std::optional<size_t> unit) c
     const auto add = [&](const char* suffix, DType dtype, std::function<Tensor()> make) {
       out.push_back({p.name + suffix, shape, stored_name(dtype), std::move(make)});
     };
-    add(".m", moments_of(p), [=] { return state().m.reshape(shape); });
-    add(".v", moments_of(p), [=] { return state().v.reshape(shape); });
+    add(".m", moments_of(p.value.dtype()), [=] { return state().m.reshape(shape); });
+    add(".v", moments_of(p.value.dtype()), [=] { return state().v.reshape(shape); });
     if (p.value.dtype() == DType::kBF16)
       add(".master", DType::kF32, [=, this] {
         return kernels::combine_master(set_[i].value.to(Device{}), state().low_bits.to(Device{}));
@@ -160,7 +160,7 @@ void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
     if (!p.trained() || p.unit != unit) continue;
     State& state = gathered_[i];
     for (Tensor* moment : {&state.m, &state.v})
-      *moment = Tensor::empty({p.value.numel()}, moments_of(p));
+      *moment = Tensor::empty({p.value.numel()}, moments_of(p.value.dtype()));
     if (p.value.dtype() == DType::kBF16)
       state.low_bits = Tensor::empty({2 * p.value.numel()}, DType::kU8);
   }
@@ -177,10 +177,9 @@ void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
                             }});
   };
   const DType accumulated = accumulate_dtype(set_.dtype());
-  const bool small = config_.storage.moments == MomentKind::kBF16 && accumulated == DType::kF32;
   for (const DType dtype : {set_.dtype(), accumulated}) {
     for (Tensor State::*moment : {&State::m, &State::v})
-      gather(dtype, small ? DType::kBF16 : accumulated, 1, moment);
+      gather(dtype, moments_of(dtype), 1, moment);
     if (dtype == DType::kBF16) gather(dtype, DType::kU8, 2, &State::low_bits);
     if (dtype == accumulated) break;
   }

@@ -141,7 +141,7 @@ class Optimizer : NonCopyable {
   struct State {
     Tensor m, v, low_bits;
   };
-  DType moments_of(const NamedParameter& p) const;
+  DType moments_of(DType parameter) const;
   // The index of a parameter's part among `parts_`.
   size_t part_of(size_t parameter) const;
   // The state of a part of this rank, or of a piece of one.
