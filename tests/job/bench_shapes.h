@@ -1,7 +1,7 @@
 // Stages of the shapes in bench/configs, for plans beside measured figures.
 #pragma once
 
-#include <filesystem>
+#include <string>
 
 #include "job/memory_plan.h"
 
@@ -19,8 +19,8 @@ inline StagePreview described(const TrainConfig& config, int64_t vocab, int64_t 
 }
 
 inline TrainConfig bench_config(const char* shape, const std::vector<std::string>& overrides) {
-  const auto root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
-  return load_plan((root / "bench/configs" / shape).string() + ".yaml", overrides).stages[0];
+  return load_plan(std::string(COHORT_TESTS) + "/../bench/configs/" + shape + ".yaml", overrides)
+      .stages[0];
 }
 
 // GRPO steps of 64 prompts of 128 tokens x 8 completions of 256 (cohort_bench_grpo).
