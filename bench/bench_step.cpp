@@ -289,12 +289,16 @@ int run(int argc, char** argv) {
   if (ranks.rank != 0) return 0;
   const AllocatorStats memory = allocator(device).stats();
   const int64_t peak = memory.peak_bytes;
-  const OptimizerBytes optimizer = optimizer_bytes(config.optimizer, model, config.dtype, device);
+  const OptimizerBytes optimizer =
+      optimizer_bytes(config.optimizer, model, config.dtype, device, ranks.size);
   const int64_t estimate = estimate_memory(model, config.dtype,
                                            {.micro_batch_tokens = sizes.largest,
                                             .targets = sizes.share(),
                                             .optimizer = optimizer.memory,
                                             .optimizer_workspace = optimizer.workspace,
+                                            .gradients = optimizer.gradients,
+                                            .weights = optimizer.weights,
+                                            .lent = optimizer.lent,
                                             .device = device})
                                .peak();
   const double flops =

@@ -13,7 +13,8 @@ struct Tensor::Storage : NonCopyable {
       : memory(&memory), device(device), bytes(bytes), pointer(memory.allocate(bytes)) {}
   Storage(void* pointer, Device device, std::function<void()> release)
       : device(device), pointer(pointer), release(std::move(release)) {}
-  ~Storage() {
+  ~Storage() { free(); }
+  void free() {
     if (memory != nullptr)
       memory->deallocate(pointer, bytes);
     else if (release)
@@ -161,7 +162,8 @@ Device Tensor::device() const {
 const void* Tensor::raw() const {
   COHORT_CHECK(defined(), "[tensor] an undefined tensor has no data");
   COHORT_CHECK(storage_->pointer != nullptr || numel() == 0, "[tensor] ", str(),
-               " has no elements: it is of a dry run, or stands for weights in 8 or 4 bits");
+               " has no elements: it is of a dry run, stands for weights in 8 or 4 bits, or is not "
+               "gathered");
   return static_cast<const char*>(storage_->pointer) +
          offset_ * static_cast<int64_t>(dtype_size(dtype_));
 }
@@ -233,6 +235,36 @@ Tensor Tensor::with_padding() const {
   Tensor view = *this;
   if (padding_ > 0) view.shape_[padded_dim_] += std::exchange(view.padding_, 0);
   return view;
+}
+
+Tensor Tensor::reinterpret(DType dtype) const {
+  const int64_t size = static_cast<int64_t>(dtype_size(dtype)),
+                begin = offset_ * static_cast<int64_t>(dtype_size(dtype_));
+  COHORT_CHECK(is_contiguous() && nbytes() % size == 0 && begin % size == 0, "[reinterpret] ",
+               str(), " as ", dtype_name(dtype));
+  Tensor view = *this;
+  view.shape_ = {nbytes() / size};
+  view.strides_ = {1};
+  view.offset_ = begin / size;
+  view.padding_ = 0;
+  view.dtype_ = dtype;
+  return view;
+}
+
+void Tensor::rebind(const Tensor& memory) const {
+  COHORT_CHECK(
+      offset_ == 0 && is_contiguous() && static_cast<size_t>(nbytes()) == storage_->bytes &&
+          (!memory.defined() ||
+           (memory.nbytes() == nbytes() && memory.is_contiguous() && memory.device() == device())),
+      "[rebind] ", str(), " to ", memory.str());
+  storage_->free();
+  storage_->memory = nullptr;
+  storage_->pointer = nullptr;
+  storage_->release = nullptr;
+  if (!memory.defined()) return;
+  storage_->release = [memory] {};
+  if (char* const begin = static_cast<char*>(memory.storage_->pointer))
+    storage_->pointer = begin + memory.offset_ * static_cast<int64_t>(dtype_size(memory.dtype_));
 }
 
 Tensor& Tensor::copy_(const Tensor& source) {

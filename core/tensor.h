@@ -107,6 +107,15 @@ class Tensor {
   Tensor hide_padding(int dim, int64_t length) const;
   Tensor with_padding() const;
 
+  // The memory of a contiguous tensor as [n] elements of another dtype, of which it holds a whole
+  // number.
+  Tensor reinterpret(DType dtype) const;
+
+  // Gives the storage that this tensor is all of the memory of `memory`, as many bytes on the same
+  // device, in place of its own, which is freed: all views move. Undefined: no memory, and reading
+  // an element throws Error.
+  void rebind(const Tensor& memory) const;
+
   // Copies. Copies to the host are complete on return; copies to a device are ordered by its
   // current stream, and the host memory may be reused immediately.
   Tensor contiguous() const { return is_contiguous() ? *this : clone(); }

@@ -477,9 +477,10 @@ void validate_lanes(const OptimizerConfig& optimizer, const DataConfig& data) {
   const int64_t lanes = optimizer.reduction_lanes;
   require((lanes & (lanes - 1)) == 0,
           str("reduction_lanes: expected a power of two or 0, got ", lanes));
-  require(lanes == 0 || optimizer.sharding != Sharding::kGradients,
-          "reduction_lanes: sharding: gradients adds micro batches over ranks, in an order that "
-          "depends on their number; hint: sharding: optimizer");
+  require(lanes == 0 || !sums_each_micro_batch(optimizer.sharding),
+          str("reduction_lanes: sharding: ", entry_of(kShardingNames, optimizer.sharding).name,
+              " adds micro batches over ranks, in an order that depends on their number; hint: "
+              "sharding: optimizer"));
   require(lanes == 0 || data.images.path.empty(),
           "reduction_lanes: images stay on the ranks that read them; hint: reduction_lanes: 0");
 }

@@ -131,16 +131,18 @@ double communication_seconds(const TrainConfig& config, const StagePreview& stag
   if (cluster.ranks == 1) return 0;
   const Sharding sharding = config.optimizer.sharding;
   const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks);
-  const double rounds = sharding == Sharding::kGradients ? number(work.micro_batches) : 1,
+  const double rounds = sums_each_micro_batch(sharding) ? number(work.micro_batches) : 1,
+               far = far_gathers(cluster),
                sums =
                    send_seconds(traffic.gradients, far_gradients(sharding, cluster), cluster.gpu),
-               gathers = send_seconds(traffic.weights, far_gathers(cluster), cluster.gpu);
+               blocks = send_seconds(traffic.blocks, far, cluster.gpu),
+               gathers = send_seconds(traffic.weights - traffic.blocks, far, cluster.gpu);
   // The sums of the tables come last, and the gathers behind AdamW; neither is beside other work.
   const ModelSize size = model_size(stage.model);
   const double tables = size.adapters > 0 ? 0
                                           : number(stage.model.vocab_size * stage.model.d_model) /
                                                 number(size.parameters);
-  return std::max(0.0, sums - rounds * backward) + tables * sums / rounds + gathers +
+  return std::max(0.0, sums + blocks - rounds * backward) + tables * sums / rounds + gathers +
          number(traffic.exchanges) * (100e-6 + 2e-6 * number(cluster.ranks));
 }
 
@@ -160,19 +162,28 @@ double optimizer_seconds(const TrainConfig& config, const ModelConfig& model,
 
 UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
   const Sharding sharding = config.optimizer.sharding;
-  DryCommunicator comm(0, static_cast<int>(ranks));
-  dry_update(stage.model, config.dtype, device_named(config.device, "device"), config.optimizer, 1,
-             comm);
-  UpdateTraffic out;
-  for (const DryCommunicator::Call& call : comm.calls())
-    if (call.text.starts_with("all_to_all"))
-      out.gradients += call.sent;
-    else if (call.text.starts_with("all_gather"))
-      (is_sharded(sharding) ? out.weights : out.gradients) += call.sent;
-    else
-      ++out.exchanges;
-  if (sharding == Sharding::kGradients)
-    out.gradients *= work_of(config, stage, ranks).micro_batches;
+  const auto with = [&](int64_t micro_batches) {
+    DryCommunicator comm(0, static_cast<int>(ranks));
+    dry_update(stage.model, config.dtype, device_named(config.device, "device"), config.optimizer,
+               micro_batches, comm);
+    UpdateTraffic out;
+    for (const DryCommunicator::Call& call : comm.calls())
+      if (call.text.starts_with("all_to_all"))
+        out.gradients += call.sent;
+      else if (call.text.starts_with("all_gather"))
+        (is_sharded(sharding) ? out.weights : out.gradients) += call.sent;
+      else
+        ++out.exchanges;
+    return out;
+  };
+  UpdateTraffic out = with(1);
+  if (!sums_each_micro_batch(sharding)) return out;
+  const UpdateTraffic two = with(2);
+  const int64_t more = work_of(config, stage, ranks).micro_batches - 1,
+                blocks = two.weights - out.weights;
+  out.gradients += more * (two.gradients - out.gradients);
+  out.weights += more * blocks;
+  out.blocks = (more + 1) * blocks;
   return out;
 }
 

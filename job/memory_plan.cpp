@@ -133,11 +133,14 @@ std::string choose_sharding(TrainConfig& config, const StagePreview& stage, int6
     return memory_of(tried, stage, ranks, CacheSize::kSequence).peak() <=
            fraction_of(kChosenFraction, available);
   };
-  sharding = fits(Sharding::kOptimizer) ? Sharding::kOptimizer : Sharding::kGradients;
+  const bool has_lanes = config.optimizer.reduction_lanes > 0;
+  sharding = has_lanes || fits(Sharding::kOptimizer) ? Sharding::kOptimizer
+             : fits(Sharding::kGradients)            ? Sharding::kGradients
+                                                     : Sharding::kFull;
   const OptimizerBytes bytes =
       optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda(), ranks);
   return str(entry_of(kShardingNames, sharding).name, ", of which each of ", ranks, " ranks holds ",
-             mib(bytes.memory + bytes.gradients));
+             mib(bytes.memory + bytes.gradients + bytes.weights));
 }
 
 std::string choose_place(TrainConfig& config, const StagePreview& stage, int64_t ranks,
@@ -205,7 +208,8 @@ std::string shortage_of(const GpuPlan& plan, const GpuProperties& gpu) {
   std::string text = str(trainer_name(plan.config.batch.trainer), " needs at least ",
                          mib(memory.peak()), " of the ", mib(plan.usable), " that ", gpu.name,
                          " has for it, ", mib(memory.peak() - plan.usable), " too much");
-  if (const int64_t all = memory.persistent() + memory.gradients; all > plan.usable)
+  if (const int64_t all = memory.persistent() + memory.gradients + memory.weights - memory.lent;
+      all > plan.usable)
     return str(text, ": the weights, gradients and AdamW's state alone take ", mib(all),
                "; hint: a smaller model, or a GPU with more memory");
   return text +
@@ -270,6 +274,8 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
   memory.gradients = optimizer.gradients;
   memory.optimizer = optimizer.memory;
   memory.optimizer_workspace = optimizer.workspace;
+  memory.weights = optimizer.weights;
+  memory.lent = optimizer.lent;
   memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
                                        ceil_div(out.tokens, ranks));
   return out;

@@ -80,6 +80,10 @@ std::vector<std::pair<std::string, std::string>> memory_rows(const MemoryEstimat
   std::vector<std::pair<std::string, std::string>> rows = {{"parameters", mib(memory.parameters)},
                                                            {"gradients", mib(memory.gradients)},
                                                            {"optimizer", mib(memory.optimizer)}};
+  if (memory.weights > 0)
+    rows.emplace_back("weights of blocks",
+                      str(mib(memory.weights), " in an update, which uses the ", mib(memory.lent),
+                          " of the whole ones"));
   if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
   rows.emplace_back("activations", mib(memory.activations));
   rows.emplace_back("workspace", mib(memory.workspace));

@@ -85,12 +85,24 @@ Residual Backbone::block(int index, Residual in, const Pass& pass) const {
   const auto spec = [&](DropoutSite site) {
     return dropout_spec(config_.dropout, pass, index, site);
   };
+  const size_t unit = static_cast<size_t>(index) + 1;
+  if (before_block_) before_block_(unit);
   const AddNorm a = b.mixer_norm.enter(std::move(in));
   const Variable mixed =
       std::visit([&](const auto& mixer) { return mixer(a.normed, pass); }, b.mixer);
   const AddNorm m =
       b.mlp_norm.enter(b.mixer_norm.leave(a.sum, mixed, spec(DropoutSite::kAttentionOut)));
-  return b.mlp_norm.leave(m.sum, b.mlp(m.normed, pass), spec(DropoutSite::kMlpOut));
+  Residual out = b.mlp_norm.leave(m.sum, b.mlp(m.normed, pass), spec(DropoutSite::kMlpOut));
+  if (!before_block_) return out;
+  // The block's last node, whose backward comes first.
+  Variable& last = out.branch.defined() ? out.branch : out.x;
+  Tensor value = last.value();
+  last = make_node("before_block", std::move(value), {std::move(last)},
+                   [hook = before_block_, unit](const Tensor& dy, Gradients& gradients) {
+                     hook(unit);
+                     gradients.pass(0, dy);
+                   });
+  return out;
 }
 
 Variable Backbone::recomputed_block(int index, const Variable& x, const Pass& pass) const {

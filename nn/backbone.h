@@ -5,6 +5,8 @@
 // log-probs agree to the bit.
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -42,6 +44,9 @@ class Backbone {
   void write_kv_scales() const;
   // The layers that have adapters.
   std::vector<const Linear*> adapted() const;
+  // `hook` is called with a block's unit before each use of its weights: in a forward, a
+  // recomputation and a backward.
+  void before_block(std::function<void(size_t unit)> hook) { before_block_ = std::move(hook); }
 
  private:
   struct Block {
@@ -61,6 +66,7 @@ class Backbone {
   PositionScheme positions_;
   std::vector<Block> blocks_;
   SubLayerNorm final_norm_;
+  std::function<void(size_t unit)> before_block_;
 };
 
 }  // namespace cohort

@@ -110,6 +110,8 @@ PackedBatch dry_batch(const ModelConfig& config, int64_t tokens, double targets,
 MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemoryShape& shape) {
   check_countable(c, shape);
   MemoryEstimate out{.optimizer = shape.optimizer,
+                     .weights = shape.weights,
+                     .lent = shape.lent,
                      .optimizer_workspace = shape.optimizer_workspace,
                      .releases_cache = shape.device.is_cuda()};
   measure_update(c, dtype, shape, out);

@@ -13,6 +13,7 @@ struct MemoryEstimate {
   int64_t parameters = 0;  // with the model's constant tables
   int64_t optimizer = 0, reference = 0;
   int64_t gradients = 0;            // during an update only
+  int64_t weights = 0, lent = 0;    // of blocks over ranks, as in MemoryShape
   int64_t activations = 0;          // kept for the backward of one micro batch
   int64_t workspace = 0;            // additional peak of that backward
   int64_t optimizer_workspace = 0;  // after the last backward of an update
@@ -25,7 +26,8 @@ struct MemoryEstimate {
   bool releases_cache = false;
   int64_t persistent() const { return parameters + optimizer + reference; }
   int64_t update() const {
-    return gradients + std::max(activations + workspace, optimizer_workspace);
+    return std::max(weights, weights - lent + gradients +
+                                 std::max(activations + workspace, optimizer_workspace));
   }
   int64_t peak() const {
     return persistent() + std::max(update() + (releases_cache ? 0 : cache), rollout + cache);
@@ -44,6 +46,8 @@ struct MemoryShape {
   bool distills = false;  // the head holds logits of the reference beside its own
   // Bytes: OptimizerBytes::memory, workspace and gradients; 0 gradients: those of one rank.
   int64_t optimizer = 0, optimizer_workspace = 0, gradients = 0;
+  // Bytes: OptimizerBytes::weights and lent.
+  int64_t weights = 0, lent = 0;
   Device device = {};
 };
 

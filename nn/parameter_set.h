@@ -61,7 +61,8 @@ struct NamedParameter {
   std::string name;
   Tensor value;                        // shares the leaf's storage
   kernels::QuantizedWeight quantized;  // likewise; `value` has then no elements
-  Variable leaf;                       // a constant if it is frozen
+  kernels::QuantizedWeight quantized_leaf;
+  Variable leaf;  // a constant if it is frozen
   int64_t first_row = 0;
   ParameterUse use = ParameterUse::kVector;
   ParameterRole role = ParameterRole::kTrained;

@@ -52,6 +52,10 @@ class Transformer : NonCopyable {
 
   // Copies the values of `source`, which must have the same configuration.
   void copy_from(const Transformer& source);
+  // See Backbone::before_block().
+  void before_block(std::function<void(size_t unit)> hook) {
+    backbone_.before_block(std::move(hook));
+  }
   // To be called whenever parameters have changed: writes what follows from them, s B of adapters
   // behind the weights (nn/lora.h) and the scales of keys and values.
   void update_derived();

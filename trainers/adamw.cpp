@@ -51,11 +51,13 @@ void Optimizer::free_workspace() {
 }
 
 void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non_finite,
-                     std::span<const Tensor> gradients) {
+                     std::span<const Tensor> gradients, std::span<const Tensor> weights) {
   allocate_workspace();
-  for (size_t i = 0; i < tensors_.size(); ++i)
+  for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].grad =
         gradients.empty() ? parts_[i].of(set_[parts_[i].parameter].grad()) : gradients[i];
+    if (!weights.empty() && weights[i].defined()) tensors_[i].param = weights[i];
+  }
   const kernels::AdamWDesc desc{.learning_rate = learning_rate,
                                 .beta1 = config_.adam_beta1,
                                 .beta2 = config_.adam_beta2,
@@ -68,11 +70,14 @@ void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non
   const std::span<kernels::AdamWTensor> all(tensors_);
   if (host_state_) host_state_->step(all.first(host_count_), desc);
   kernels::adamw_step(all.subspan(host_count_), desc);
-  for (kernels::AdamWTensor& t : tensors_) t.grad = {};
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].grad = {};
+    tensors_[i].param = parts_[i].of(set_[parts_[i].parameter].value);
+  }
   ++updates_;
 }
 
-void Optimizer::gather_weights(Communicator& comm) const {
+void Optimizer::gather_weights(Communicator& comm, bool blocks_are_sharded) const {
   if (!is_sharded()) return;
   const PartGather parts(set_, comm, config_.reduction_lanes);
   const auto weights_of = [&](const ParameterPart& piece) {
@@ -81,16 +86,18 @@ void Optimizer::gather_weights(Communicator& comm) const {
   std::vector<DType> dtypes{set_.dtype()};
   if (accumulate_dtype(set_.dtype()) != set_.dtype())
     dtypes.push_back(accumulate_dtype(set_.dtype()));
-  for (size_t unit = 0; unit < set_.units().size(); ++unit)
+  const size_t end = set_.units().size() - 1;
+  for (size_t unit = 0; unit <= end; ++unit)
     for (const DType dtype : dtypes)
-      parts.gather(unit,
-                   {.parameter = dtype,
-                    .dtype = dtype,
-                    .width = 1,
-                    .mine = weights_of,
-                    .store = [&](const ParameterPart& piece,
-                                 const Tensor& values) { weights_of(piece).copy_(values); }},
-                   gather_memory_);
+      if (!blocks_are_sharded || unit == 0 || unit == end || dtype != set_.dtype())
+        parts.gather(unit,
+                     {.parameter = dtype,
+                      .dtype = dtype,
+                      .width = 1,
+                      .mine = weights_of,
+                      .store = [&](const ParameterPart& piece,
+                                   const Tensor& values) { weights_of(piece).copy_(values); }},
+                     gather_memory_);
 }
 
 std::vector<double> Optimizer::sample_weights() const {

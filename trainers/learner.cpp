@@ -1,6 +1,7 @@
 #include "trainers/learner.h"
 
 #include <cmath>
+#include <exception>
 #include <numeric>
 
 #include "core/dry_run.h"
@@ -41,6 +42,15 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                 : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
                             cuda::make_side_stream>(model_->device(), model_->device())),
       gradients_(model_->parameters(), comm, side_.get(), config.sharding, config.reduction_lanes) {
+  if (config.sharding != Sharding::kFull || comm.size() == 1) return;
+  weights_.emplace(model_->parameters(), comm, side_.get(), gradients_);
+  model_->before_block([this](size_t unit) { weights_->use(unit); });
+}
+
+void Learner::free_update() {
+  if (weights_) weights_->free_gathered();
+  gradients_.free();
+  optimizer_.free_workspace();
 }
 
 // If memory ends in one micro batch, the collective calls of the others are still made.
@@ -67,11 +77,13 @@ void Learner::backward_all(int64_t micro_batches, const std::function<HeadLoss(i
     const auto k = static_cast<size_t>(i);
     gradients_.begin_micro_batch(i + 1 >= micro_batches,
                                  k < lanes.size() ? lanes[k] - first_lane : 0);
+    if (weights_) weights_->begin_micro_batch();
     try {
       if (!full) run(std::min(i, micro_batches));
     } catch (const OutOfMemoryError& e) {
       full = e;
     }
+    if (weights_) weights_->end_micro_batch();
     gradients_.end_micro_batch();
   }
   if (full) throw *full;
@@ -90,10 +102,30 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
                                 double learning_rate, const Accept& accept,
                                 std::span<const int64_t> lanes) {
   allocator(model_->device()).join_segments();
-  const OnExit free_memory([this] {
-    gradients_.free();
-    optimizer_.free_workspace();
-  });
+  const OnExit free_memory([this] { free_update(); });
+  if (!weights_) return update_sharded(micro_batches, loss, learning_rate, accept, lanes);
+  on_all_ranks(comm_, [&] { weights_->allocate(); });
+  weights_->shard();
+  std::exception_ptr error;  // the same on every rank
+  Update out;
+  try {
+    out = update_sharded(micro_batches, loss, learning_rate, accept, lanes);
+  } catch (const OutOfMemoryError&) {
+    error = std::current_exception();
+  } catch (const NonFiniteError&) {
+    error = std::current_exception();
+  }
+  free_update();
+  weights_->gather_all();
+  if (error) std::rethrow_exception(error);
+  if (out.made) model_->update_derived();
+  return out;
+}
+
+Learner::Update Learner::update_sharded(int64_t micro_batches,
+                                        const std::function<HeadLoss(int64_t)>& loss,
+                                        double learning_rate, const Accept& accept,
+                                        std::span<const int64_t> lanes) {
   on_all_ranks(comm_, [&] { gradients_.allocate(); });
   // A rank that runs out of memory makes the collective calls of the others, and tells them then.
   std::optional<OutOfMemoryError> full;
@@ -140,9 +172,10 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   out.made = !out.refused && out.grad_norm != 0;
   out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
-    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients());
-    optimizer_.gather_weights(comm_);
-    model_->update_derived();
+    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients(),
+                    weights_ ? weights_->weights(gradients_.parts()) : std::vector<Tensor>());
+    optimizer_.gather_weights(comm_, weights_.has_value());
+    if (!weights_) model_->update_derived();
   }
   clock.lap("optimizer");
   return out;

@@ -13,7 +13,7 @@
 #include "core/non_copyable.h"
 #include "trainers/across_ranks.h"
 #include "trainers/optimizer.h"
-#include "trainers/shards.h"
+#include "trainers/sharded_weights.h"
 
 namespace cohort {
 
@@ -76,6 +76,9 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   int64_t reduction_lanes() const { return reduction_lanes_; }
 
  private:
+  Update update_sharded(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
+                        double learning_rate, const Accept& accept, std::span<const int64_t> lanes);
+  void free_update();
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                     std::span<const int64_t> lanes, Tensor& losses, std::vector<Tensor>& stats);
   void set_own_norms(std::vector<double>& norms, Tensor& norm) const;
@@ -91,6 +94,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   Optimizer optimizer_;
   const std::unique_ptr<SideStream> side_;  // where gradients are added over ranks; null: none
   ShardedGradients gradients_;
+  std::optional<ShardedWeights> weights_;  // with Sharding::kFull, over several ranks
   int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // limit for micro batches
   MemoryCallbacks callbacks_;
 };

@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "core/dry_run.h"
+#include "distributed/dry_communicator.h"
+#include "trainers/sharded_weights.h"
 
 namespace cohort {
 
@@ -38,6 +40,13 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   }
   optimizer.allocate_workspace();
   out.workspace = live() - out.memory;
+  if (config.sharding != Sharding::kFull || ranks == 1) return out;
+  DryCommunicator comm(0, static_cast<int>(ranks));
+  ShardedGradients gradients(dry.parameters(), comm, nullptr, config.sharding);
+  ShardedWeights weights(dry.parameters(), comm, nullptr, gradients);
+  weights.allocate();
+  out.weights = live() - out.memory - out.workspace;
+  if (device.is_cuda()) out.lent = weights.whole_bytes();
   return out;
 }
 

@@ -81,8 +81,8 @@ struct OptimizerConfig {
     v.field("max_grad_norm", max_grad_norm, "global gradient clipping; 0: off", {.min = 0});
     v.choice("sharding", sharding, kShardingNames,
              "what each rank of several holds a slice of: none; optimizer: its state (ZeRO-1); "
-             "gradients: also their sums (ZeRO-2); auto: none without a GPU, else optimizer if it "
-             "fits");
+             "gradients: also their sums (ZeRO-2); full: also, in an update, the weights of blocks "
+             "(ZeRO-3); auto: none without a GPU, else the first of the others that fits");
     v.field("reduction_lanes", reduction_lanes,
             "an update has the same bits on any number of ranks that divides this power of two; "
             "takes memory for log2(lanes / ranks) more gradients; 0: off",
@@ -109,11 +109,13 @@ class Optimizer : NonCopyable {
   // clipping) exceeds max_grad_norm. A norm that is not finite makes no update. Sets
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
   // `gradients`: of the parts of this rank, in the order of parts_in(); empty: those of the
-  // parameters. If the state is sharded, only these parts of the weights have changed.
+  // parameters. If the state is sharded, only these parts of the weights have changed. `weights`:
+  // likewise where those are, if not in the parameters; undefined ones are there.
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {},
-            std::span<const Tensor> gradients = {});
-  // Gives every rank the weights that the others have updated. Every rank calls it.
-  void gather_weights(Communicator& comm) const;
+            std::span<const Tensor> gradients = {}, std::span<const Tensor> weights = {});
+  // Gives every rank the weights that the others have updated in their parameters; with
+  // `blocks_are_sharded` none that ShardedWeights gathers. Every rank calls it.
+  void gather_weights(Communicator& comm, bool blocks_are_sharded = false) const;
   bool is_sharded() const { return slices_.count < slices_.all; }
   int64_t updates() const { return updates_; }
   // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of
@@ -163,8 +165,11 @@ class Optimizer : NonCopyable {
 // Bytes of the state of one rank: in memory of the device, in page-locked memory of the host, of
 // all ranks in a checkpoint, and those that a save allocates on the host. And of an update on the
 // device: its gradients, with what their sums over several ranks need, and the workspace of step().
+// With Sharding::kFull also the weights that an update holds beside the model's, and those of the
+// model whose memory is lent to it.
 struct OptimizerBytes {
   int64_t memory = 0, pinned = 0, saved = 0, host = 0, gradients = 0, workspace = 0;
+  int64_t weights = 0, lent = 0;
 };
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
                                Device device, int64_t ranks = 1);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/dry_run.h"
 #include "core/sizes.h"
 #include "kernels/elementwise.h"
 #include "kernels/sum_parts.h"
@@ -49,7 +48,7 @@ std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sh
                                             int64_t ranks, int64_t lanes) {
   const Slices slices = Slices::of_rank(0, static_cast<int>(ranks), lanes);
   const DType dtype = accumulate_dtype(set.dtype());
-  const bool sums_each = ranks > 1 && sharding == Sharding::kGradients;
+  const bool sums_each = ranks > 1 && cohort::sums_each_micro_batch(sharding);
   std::vector<Tensor> out;
   const auto allocate = [&](int64_t elements) {
     out.push_back(Tensor::empty({elements}, dtype, set.device()));
@@ -112,10 +111,9 @@ void PartGather::gather(size_t unit, const Values& values, Tensor memory) const 
   for (int64_t first = 0; first < longest; first += most) {
     const int64_t count = std::min(most, longest - first);
     const Shape shape{ranks, values.width * count};
-    Tensor all = memory.defined() && !is_dry_run()
-                     ? Tensor::borrow(
-                           memory.raw(), [memory] {}, shape, contiguous_strides(shape),
-                           values.dtype, set_.device())
+    const int64_t bytes = shape.numel() * static_cast<int64_t>(dtype_size(values.dtype));
+    Tensor all = memory.defined()
+                     ? memory.narrow(0, 0, bytes).reinterpret(values.dtype).reshape(shape)
                      : Tensor::empty(shape, values.dtype, set_.device());
     // Calls use(piece, its values) for the pieces of a rank.
     const auto for_pieces = [&](int64_t rank, const auto& use) {
@@ -144,7 +142,7 @@ ShardedGradients::ShardedGradients(const ParameterSet& set, Communicator& comm, 
       ranks_(comm.size()),
       slices_(Slices::of_rank(comm.rank(), comm.size(), lanes)),
       sharded_(ranks_ > 1 && is_sharded(sharding)),
-      sums_each_(ranks_ > 1 && sharding == Sharding::kGradients),
+      sums_each_(ranks_ > 1 && cohort::sums_each_micro_batch(sharding)),
       parts_(parts_in(set, sharded_ ? slices_ : Slices())),
       units_(set.units().size()) {
   for (size_t unit = 0; unit < units_.size(); ++unit)
@@ -229,7 +227,7 @@ void ShardedGradients::zero_untouched(size_t unit) const {
 }
 
 void ShardedGradients::end_micro_batch() {
-  if (sums_each_) reduce_rest();
+  if (sums_each_) reduce_from(0);
   is_summing_ = false;
 }
 
@@ -242,13 +240,13 @@ void ShardedGradients::complete_leaf(size_t unit) {
 }
 
 // A rank that has made no backward, or no leaf of which a loss depends on, has zeros.
-void ShardedGradients::reduce_rest() {
-  while (left_ > 0) reduce(--left_);
+void ShardedGradients::reduce_from(size_t unit) {
+  while (left_ > unit) reduce(--left_);
 }
 
 void ShardedGradients::finish() {
   while (lane_ + 1 < slices_.count) end_lane();
-  if (!sums_each_) reduce_rest();
+  if (!sums_each_) reduce_from(0);
   if (side_ != nullptr) side_->wait();
   for (Unit& unit : units_)
     if (sums_each_ && !unit.has_sum) unit.sum.zero_();

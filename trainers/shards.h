@@ -16,15 +16,21 @@
 
 namespace cohort {
 
-// A rank holds a slice of nothing, of the optimizer's state (ZeRO-1), or also of the sums of
-// gradients (ZeRO-2). kAuto: the start of a run chooses; until then it means kNone.
-enum class Sharding { kNone, kOptimizer, kGradients, kAuto };
+// A rank holds a slice of nothing, of the optimizer's state (ZeRO-1), also of the sums of gradients
+// (ZeRO-2), or also, in an update, of the weights of blocks (ZeRO-3). kAuto: the start of a run
+// chooses; until then it means kNone.
+enum class Sharding { kNone, kOptimizer, kGradients, kFull, kAuto };
 inline constexpr EnumName<Sharding> kShardingNames[] = {{Sharding::kNone, "none"},
                                                         {Sharding::kOptimizer, "optimizer"},
                                                         {Sharding::kGradients, "gradients"},
+                                                        {Sharding::kFull, "full"},
                                                         {Sharding::kAuto, "auto"}};
 inline bool is_sharded(Sharding s) {
-  return s == Sharding::kOptimizer || s == Sharding::kGradients;
+  return s != Sharding::kNone && s != Sharding::kAuto;
+}
+// The ranks add up gradients in each micro batch, not once an update.
+inline bool sums_each_micro_batch(Sharding s) {
+  return s == Sharding::kGradients || s == Sharding::kFull;
 }
 
 // Elements [begin, begin + count) of a trained parameter, in row-major order, that are in a slice,
@@ -61,7 +67,7 @@ struct Slices {
 std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slices);
 
 // Allocates, for an estimate, what ShardedGradients holds at most on one of `ranks` ranks. With
-// kGradients these are the gradients of the tables or the end, of a unit in the backward and of one
+// sums in each micro batch these are the gradients of the tables or the end, of a unit in the backward and of one
 // that is sent.
 std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
                                             int64_t ranks, int64_t lanes);
@@ -105,8 +111,8 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side, Sharding sharding,
                    int64_t lanes = 0);
 
-  // With kGradients, over several ranks: there are sums in each micro batch, of which all ranks
-  // have the same number.
+  // Over several ranks: there are sums in each micro batch, of which all ranks have the same
+  // number.
   bool sums_each_micro_batch() const { return sums_each_; }
   // Begins and ends an update; neither calls another rank.
   void allocate();
@@ -116,6 +122,8 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   // made: there may have been none, or one that failed.
   void begin_micro_batch(bool is_last, int64_t lane = 0);
   void end_micro_batch();
+  // Begins the sums of the units from `unit` on that have not begun: the backward has passed them.
+  void reduce_from(size_t unit);
   // The sums that are left; later work on the current stream waits for all of them.
   void finish();
 
@@ -140,7 +148,6 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   void join_lanes(Unit& unit) const;
   void zero_untouched(size_t unit) const;
   void complete_leaf(size_t unit);
-  void reduce_rest();
   void reduce(size_t unit);
 
   const ParameterSet& set_;

@@ -175,6 +175,13 @@ int64_t Engine::allowed_blocks() const {
                               static_cast<double>(block_bytes_));
 }
 
+// Where the weights of the first block are; all of them move together (trainers/sharded_weights.h).
+static const void* address_of_weights(const Transformer& model) {
+  for (const NamedParameter& p : model.parameters())
+    if (p.unit == 1 && !p.quantized.defined()) return p.value.raw();
+  return nullptr;
+}
+
 void Engine::ensure_capacity() {
   const Scheduler::Capacity wanted = scheduler_.wanted_capacity(allowed_blocks());
   const bool is_kept = cache_ != nullptr && !cache_->reclaim();
@@ -185,7 +192,10 @@ void Engine::ensure_capacity() {
   const bool is_enough = cache_ != nullptr && !is_kept &&
                          cache_->config().num_sequences >= wanted.num_sequences &&
                          cache_->num_blocks() >= wanted.num_blocks;
-  if (is_enough && slots_ != nullptr && slots_->limits().cover(wanted.limits)) return;
+  // Recorded steps hold the addresses of weights.
+  const void* const weights = address_of_weights(model_);
+  const bool has_moved = std::exchange(weights_, weights) != weights;
+  if (is_enough && !has_moved && slots_ != nullptr && slots_->limits().cover(wanted.limits)) return;
   const SlotLimits limits =
       slots_ == nullptr ? wanted.limits : wanted.limits.with(slots_->limits());
   slots_.reset();

@@ -117,6 +117,19 @@ TEST(Forecasts, CountTheBytesThatRanksSend) {
   }
 }
 
+// 32 blocks of 218,112,000 parameters: the first micro batch gathers 32 forward and 30 backward,
+// for which it still holds two, and the second one 30 and 30. In the end all are gathered.
+TEST(Forecasts, CountTheGathersOfBlocks) {
+  TrainConfig config;
+  const StagePreview stage = llama(config, Sharding::kFull, {"batch_size=16"});
+  const UpdateTraffic traffic = update_traffic(config, stage, 8);
+  const double block = 7.0 / 8 * 2 * 218112000, all = 7.0 / 8 * 2 * 8.03e9,
+               weights = all + (62 + 60) * block, blocks = 2 * 60 * block;
+  EXPECT_NEAR(static_cast<double>(traffic.weights), weights, 0.001 * weights);
+  EXPECT_NEAR(static_cast<double>(traffic.blocks), blocks, 0.001 * blocks);
+  EXPECT_NEAR(static_cast<double>(traffic.gradients), 2 * 2 * all, 0.002 * all);
+}
+
 // 8 H100 of two hosts, each sending 28.1 GB of sums and 14.1 GB of weights: 4 of the 7 other ranks
 // are behind a network card of 50 GB/s, of which 73 % count; a quarter of the weights passes it.
 // The sums of the tables, 6.5 %, and the gathers are not hidden; seconds.
@@ -131,7 +144,8 @@ TEST(Forecasts, HostsAreJoinedByTheirNetwork) {
 }
 
 TEST(Forecasts, SeveralGpusAreFasterThanOneAndSlowerThanTheirNumber) {
-  for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients})
+  for (const Sharding sharding :
+       {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients, Sharding::kFull})
     for (const char* gpu : {"a100-80", "h100", "h200", "b200"}) {
       TrainConfig config;
       const StagePreview stage = llama(config, sharding, {"batch_size=64"});

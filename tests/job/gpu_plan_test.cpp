@@ -155,6 +155,17 @@ TEST(GpuPlans, ShardingIsTheFirstKindThatFits) {
     EXPECT_EQ(plan_for_gpu(config, stage, ranks, gpu_named("h100")).config.optimizer.sharding,
               sharding)
         << ranks;
+  // With 40 more blocks only slices of weights fit on four; lanes exclude them.
+  const TrainConfig deep =
+      bench_config("llama_8b", {"model.recompute=cheap", "model.num_layers=72"});
+  const StagePreview deeper = described(deep, 128256, 1, deep.model.context);
+  const GpuPlan plan = plan_for_gpu(deep, deeper, 4, gpu_named("h100"));
+  EXPECT_EQ(plan.config.optimizer.sharding, Sharding::kFull);
+  EXPECT_TRUE(plan.runs);
+  TrainConfig lanes = deep;
+  lanes.optimizer.reduction_lanes = 4;
+  EXPECT_EQ(plan_for_gpu(lanes, deeper, 4, gpu_named("h100")).config.optimizer.sharding,
+            Sharding::kOptimizer);
 }
 
 TEST(GpuPlans, SizesThatAreNoMultiplesOfEightAreNamed) {

@@ -51,8 +51,10 @@ TEST_F(ShardedRuns, HaveTheWeightsAndTheStateOfOthers) {
         const std::string none = train(name, yaml, overrides);
         overrides.emplace_back("sharding=optimizer");
         expect_same(train(name + "o", yaml, overrides), none);
-        overrides.back() = "sharding=gradients";
-        expect_same(train(name + "g", yaml, overrides), none);  // one micro batch a rank
+        for (const char* each : {"sharding=gradients", "sharding=full"}) {
+          overrides.back() = each;
+          expect_same(train(name + each, yaml, overrides), none);  // one micro batch a rank
+        }
       }
     }
 }
@@ -80,7 +82,7 @@ TEST_F(ShardedRuns, AreResumedByAnyNumberOfRanks) {
   const std::string whole = train("whole", kSmallSft, {"ranks=2", "dtype=f64"});
   for (const char* how :
        {"ranks=2 sharding=optimizer", "ranks=2 sharding=none", "ranks=3 sharding=gradients",
-        "ranks=1 sharding=none", "ranks=5 sharding=optimizer"}) {
+        "ranks=3 sharding=full", "ranks=1 sharding=none", "ranks=5 sharding=optimizer"}) {
     SCOPED_TRACE(how);
     const std::string text = how,
                       run = train_interrupted(plan("run" + text, kSmallSft,
@@ -140,7 +142,8 @@ TEST_F(ShardedRuns, AnotherStateBesideTheIndexIsRefused) {
 // The steps of weights are measured over all ranks.
 TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
   std::vector<double> norms;
-  for (const char* sharding : {"sharding=none", "sharding=optimizer", "sharding=gradients"}) {
+  for (const char* sharding :
+       {"sharding=none", "sharding=optimizer", "sharding=gradients", "sharding=full"}) {
     const std::string run =
         train(sharding, kSmallSft, {"ranks=3", "steps=10", "log_every=1", sharding});
     for (const Json& line : json_lines(run + "/metrics.jsonl"))
@@ -148,7 +151,7 @@ TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
           line.find("update/norm") != nullptr)
         norms.push_back(metric(line, "update/norm"));
   }
-  ASSERT_EQ(norms.size(), 3u);
+  ASSERT_EQ(norms.size(), 4u);
   EXPECT_GT(norms[0], 0);
   for (const double norm : norms) EXPECT_NEAR(norm, norms[0], 1e-9 * norms[0]);
 }

@@ -7,7 +7,8 @@
 namespace cohort::test {
 namespace {
 
-constexpr Sharding kDrySharding[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients};
+constexpr Sharding kDrySharding[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients,
+                                     Sharding::kFull};
 constexpr int64_t kMost = 3;  // micro batches of a rank
 
 // The kinds of units: tables, blocks and end, with a head of its own or a tied one, or adapters.
@@ -56,7 +57,7 @@ TEST(DryUpdate, AllRanksMakeTheSameCalls) {
     for (const Sharding sharding : kDrySharding)
       for (const int64_t lanes : {0, 1024})
         for (const int ranks : {2, 3, 8, 64, 1024}) {
-          if (lanes > 0 && (ranks == 3 || sharding == Sharding::kGradients)) continue;
+          if (lanes > 0 && (ranks == 3 || sums_each_micro_batch(sharding))) continue;
           SCOPED_TRACE(str(ranks, " ranks, ", entry_of(kShardingNames, sharding).name));
           OptimizerConfig config;
           config.sharding = sharding;
@@ -142,7 +143,7 @@ TEST(DryUpdate, SendsEachGradientAndWeightOnce) {
       }
       // Half of the elements, rounded up to slices; of f32 gradients or bf16 weights.
       const int64_t half = model_size(model).parameters / 2, rounding = 64 * (model.num_layers + 2),
-                    sums = sharding == Sharding::kGradients ? 2 : 1,
+                    sums = sums_each_micro_batch(sharding) ? 2 : 1,
                     width = sharding == Sharding::kNone ? 4 : 2;
       EXPECT_GE(summed, sums * 4 * half);
       EXPECT_LE(summed, sums * 4 * (half + rounding));

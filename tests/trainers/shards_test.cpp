@@ -15,7 +15,8 @@
 namespace cohort::test {
 namespace {
 
-constexpr Sharding kShardings[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients};
+constexpr Sharding kShardings[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients,
+                                   Sharding::kFull};
 
 // No size is a multiple of 64; some units are smaller than 64 elements a rank.
 ModelConfig odd_model(bool tied = false) {
@@ -46,11 +47,17 @@ struct Case {
   DType dtype = DType::kF32;
   MomentKind moments = MomentKind::kF32;
   bool tied = false, lora = false;
+  kernels::WeightFormat base = kernels::WeightFormat::kModel;
+  int layers = 2;
+  Recompute recompute = Recompute::kNone;
 };
 
 std::unique_ptr<Transformer> model_of(const Case& c) {
   ModelConfig config = odd_model(c.tied);
   if (c.lora) config.lora.rank = 2;
+  config.precision.base = c.base;
+  config.num_layers = c.layers;
+  config.recompute = c.recompute;
   return std::make_unique<Transformer>(config, c.dtype, 1);
 }
 
@@ -60,6 +67,10 @@ OptimizerConfig config_of(const Case& c, Sharding sharding) {
   config.storage.moments = c.moments;
   config.max_grad_norm = 0.5;
   return config;
+}
+
+Tensor value_of(const NamedParameter& p) {
+  return (p.quantized.defined() ? p.quantized.values : p.value).clone();
 }
 
 // The whole state, on rank 0.
@@ -98,7 +109,7 @@ End train(const Case& c, Sharding sharding, int ranks,
     }
     learner.check_weights();
     for (const NamedParameter& p : learner.model().parameters())
-      out.weights[static_cast<size_t>(comm.rank())].push_back(p.value.clone());
+      out.weights[static_cast<size_t>(comm.rank())].push_back(value_of(p));
     NamedTensors state = state_of(learner, comm);
     if (comm.rank() == 0) out.state = std::move(state);
   });
@@ -123,6 +134,10 @@ const std::vector<Case> kCases = {
     {.tied = true},
     {.moments = MomentKind::kBF16},
     {.moments = MomentKind::kBF16, .lora = true},
+    {.lora = true, .base = kernels::WeightFormat::kNf4, .layers = 3},
+    {.layers = 1},
+    {.layers = 5, .recompute = Recompute::kCheap},
+    {.layers = 4, .recompute = Recompute::kBlock},
 };
 
 TEST(Sharding, NoneAndOptimizerHaveEqualBits) {
@@ -143,7 +158,67 @@ TEST(Sharding, AllAreEqualWithOneMicroBatchARank) {
       const End none = train(c, Sharding::kNone, ranks, one);
       expect_equal(none, train(c, Sharding::kOptimizer, ranks, one));
       expect_equal(none, train(c, Sharding::kGradients, ranks, one));
+      expect_equal(none, train(c, Sharding::kFull, ranks, one));
     }
+}
+
+TEST(Sharding, GradientsAndFullHaveEqualBits) {
+  for (const Case& c : kCases)
+    for (const int ranks : {1, 2, 3, 5, 8}) {
+      SCOPED_TRACE(str(ranks, " ranks"));
+      const auto micro_batches = [](int rank) { return rank % 3; };
+      expect_equal(train(c, Sharding::kGradients, ranks, micro_batches),
+                   train(c, Sharding::kFull, ranks, micro_batches));
+    }
+}
+
+// In an update a rank can read the weights of two blocks at most, and of all blocks before and
+// after.
+TEST(ShardedWeights, OnlyBlocksInUseAreWhole) {
+  for (const Case& c : {Case{.layers = 6}, Case{.lora = true, .layers = 6}})
+    run_local_ranks(2, [&](Communicator& comm) {
+      Learner learner(model_of(c), config_of(c, Sharding::kFull), comm);
+      const auto readable = [&] {
+        std::vector<size_t> units;
+        for (const NamedParameter& p : learner.model().parameters()) {
+          if (p.unit == 0 || p.unit == 7) continue;
+          try {
+            p.value.raw();
+            if (units.empty() || units.back() != p.unit) units.push_back(p.unit);
+          } catch (const Error& e) {
+            EXPECT_NE(std::string(e.what()).find("not gathered"), std::string::npos);
+          }
+        }
+        return units;
+      };
+      for (int step = 0; step < 2; ++step) {
+        EXPECT_EQ(readable().size(), 6u);
+        learner.update(
+            1,
+            [&](int64_t) {
+              EXPECT_EQ(readable(), std::vector<size_t>{1});
+              HeadLoss loss = loss_of(learner.model(), 1);
+              EXPECT_EQ(readable(), (std::vector<size_t>{5, 6}));
+              return loss;
+            },
+            1e-2);
+      }
+      EXPECT_EQ(readable().size(), 6u);
+    });
+}
+
+TEST(ShardedWeights, ASecondForwardInAMicroBatchIsRefused) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(model_of({.layers = 3}), config_of({}, Sharding::kFull), comm);
+    EXPECT_THROW_WITH(learner.update(
+                          1,
+                          [&](int64_t) {
+                            loss_of(learner.model(), 1);
+                            return loss_of(learner.model(), 1);
+                          },
+                          1e-2),
+                      Error, "a micro batch has one forward");
+  });
 }
 
 // Ranks with fewer micro batches than others, or without any.
@@ -181,7 +256,7 @@ TEST(Sharding, AnyNumberOfRanksMakesTheUpdateOfOne) {
         if (comm.rank() != 0) return;
         ends.emplace_back();
         for (const NamedParameter& p : learner.model().parameters())
-          ends.back().push_back(p.value.clone());
+          ends.back().push_back(value_of(p));
       });
     for (const auto& end : ends)
       for (size_t i = 0; i < end.size(); ++i) EXPECT_LT(relative_error(end[i], ends[0][i]), 1e-12);
@@ -224,7 +299,7 @@ TEST(Lanes, AnyNumberOfRanksHasTheBitsOfOne) {
             norms.push_back(norm);
             ends.emplace_back();
             for (const NamedParameter& p : learner.model().parameters())
-              ends.back().push_back(p.value.clone());
+              ends.back().push_back(value_of(p));
           });
       int64_t other_bits = 0;
       for (const auto& end : ends)
@@ -379,20 +454,21 @@ TEST(Sharding, StateOfTwoRanksIsReadByAnyNumber) {
       NamedTensors state = state_of(learner, comm);
       if (comm.rank() != 0) return;
       saved = std::move(state);
-      for (const NamedParameter& p : learner.model().parameters())
-        weights.push_back(p.value.clone());
+      for (const NamedParameter& p : learner.model().parameters()) weights.push_back(value_of(p));
     });
     write_safetensors(dir.path("optimizer.safetensors"), saved);
     for (const int ranks : {1, 3, 5, 8}) {
       NamedTensors read;
       run_local_ranks(ranks, [&](Communicator& comm) {
-        Learner learner(model_of(c), config_of(c, Sharding::kGradients), comm, 7);
+        const Sharding sharding = ranks % 3 == 2 ? Sharding::kFull : Sharding::kGradients;
+        Learner learner(model_of(c), config_of(c, sharding), comm, 7);
+        const ParameterSet& set = learner.model().parameters();
         for (size_t i = 0; i < weights.size(); ++i)
-          Tensor(learner.model().parameters()[i].value).copy_(weights[i]);
+          if (!set[i].quantized.defined()) Tensor(set[i].value).copy_(weights[i]);
         learner.optimizer().load(SafetensorsFolder(dir.path(""), "optimizer"), 1);
         learner.optimizer().gather_weights(comm);
         for (size_t i = 0; i < weights.size(); ++i)
-          EXPECT_TRUE(bit_equal(learner.model().parameters()[i].value, weights[i]));
+          EXPECT_TRUE(bit_equal(value_of(set[i]), weights[i]));
         NamedTensors state = state_of(learner, comm);
         if (comm.rank() == 0) read = std::move(state);
       });
