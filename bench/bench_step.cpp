@@ -298,7 +298,7 @@ int run(int argc, char** argv) {
                                             .optimizer_workspace = optimizer.workspace,
                                             .gradients = optimizer.gradients,
                                             .weights = optimizer.weights,
-                                            .lent = optimizer.lent,
+                                            .released = optimizer.released,
                                             .device = device})
                                .peak();
   const double flops =

@@ -208,7 +208,7 @@ std::string shortage_of(const GpuPlan& plan, const GpuProperties& gpu) {
   std::string text = str(trainer_name(plan.config.batch.trainer), " needs at least ",
                          mib(memory.peak()), " of the ", mib(plan.usable), " that ", gpu.name,
                          " has for it, ", mib(memory.peak() - plan.usable), " too much");
-  if (const int64_t all = memory.persistent() + memory.gradients + memory.weights - memory.lent;
+  if (const int64_t all = memory.persistent() + memory.gradients + memory.weights - memory.released;
       all > plan.usable)
     return str(text, ": the weights, gradients and AdamW's state alone take ", mib(all),
                "; hint: a smaller model, or a GPU with more memory");
@@ -275,7 +275,7 @@ StepSize step_size(const TrainConfig& config, const StagePreview& stage, int64_t
   memory.optimizer = optimizer.memory;
   memory.optimizer_workspace = optimizer.workspace;
   memory.weights = optimizer.weights;
-  memory.lent = optimizer.lent;
+  memory.released = optimizer.released;
   memory.micro_batch_tokens = std::min(std::max(config.batch.micro_batch(), out.longest_sequence),
                                        ceil_div(out.tokens, ranks));
   return out;

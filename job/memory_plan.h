@@ -39,10 +39,11 @@ struct MemoryChoice {
   std::string place;        // empty: optimizer.place is given, or the device
   std::string sharding;     // empty: `sharding` is given, or none
 };
-// Chooses for `sharding: auto` on several GPUs: the first of optimizer, gradients and full that fits
-// with the state on the device, else full; with reduction_lanes: optimizer. Then for `optimizer.place: auto`: the device if all fits there without
-// recomputing whole blocks that need not be; else the memory of the host, if that makes it fit, for
-// as few units of the model as leave room for the micro batches and the whole cache of a rollout.
+// Chooses for `sharding: auto` on several GPUs: the first of optimizer, gradients and full that
+// fits with the state on the device, else full; with reduction_lanes: optimizer. Then for
+// `optimizer.place: auto`: the device if all fits there without recomputing whole blocks that need
+// not be; else the memory of the host, if that makes it fit, for as few units of the model as leave
+// room for the micro batches and the whole cache of a rollout.
 // Then for `micro_batch_tokens: auto`, and for model.recompute: the least recomputation, from the
 // configured one on, with which 8,192 tokens (or all of a rank's) fit, then as many tokens as fit,
 // up to 32,768, but at least a sequence.

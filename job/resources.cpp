@@ -82,8 +82,8 @@ std::vector<std::pair<std::string, std::string>> memory_rows(const MemoryEstimat
                                                            {"optimizer", mib(memory.optimizer)}};
   if (memory.weights > 0)
     rows.emplace_back("weights of blocks",
-                      str(mib(memory.weights), " in an update, which uses the ", mib(memory.lent),
-                          " of the whole ones"));
+                      str(mib(memory.weights), " in an update, which uses the ",
+                          mib(memory.released), " of the whole ones"));
   if (memory.reference > 0) rows.emplace_back("reference", mib(memory.reference));
   rows.emplace_back("activations", mib(memory.activations));
   rows.emplace_back("workspace", mib(memory.workspace));

@@ -111,7 +111,7 @@ MemoryEstimate estimate_memory(const ModelConfig& c, DType dtype, const MemorySh
   check_countable(c, shape);
   MemoryEstimate out{.optimizer = shape.optimizer,
                      .weights = shape.weights,
-                     .lent = shape.lent,
+                     .released = shape.released,
                      .optimizer_workspace = shape.optimizer_workspace,
                      .releases_cache = shape.device.is_cuda()};
   measure_update(c, dtype, shape, out);

@@ -12,21 +12,21 @@ namespace cohort {
 struct MemoryEstimate {
   int64_t parameters = 0;  // with the model's constant tables
   int64_t optimizer = 0, reference = 0;
-  int64_t gradients = 0;            // during an update only
-  int64_t weights = 0, lent = 0;    // of blocks over ranks, as in MemoryShape
-  int64_t activations = 0;          // kept for the backward of one micro batch
-  int64_t workspace = 0;            // additional peak of that backward
-  int64_t optimizer_workspace = 0;  // after the last backward of an update
-  int64_t cache = 0;                // keys and values, and states of delta layers
-  int64_t states = 0;               // those states alone
-  int64_t sequences = 0;            // that are sampled at once
+  int64_t gradients = 0;              // during an update only
+  int64_t weights = 0, released = 0;  // as in MemoryShape
+  int64_t activations = 0;            // kept for the backward of one micro batch
+  int64_t workspace = 0;              // additional peak of that backward
+  int64_t optimizer_workspace = 0;    // after the last backward of an update
+  int64_t cache = 0;                  // keys and values, and states of delta layers
+  int64_t states = 0;                 // those states alone
+  int64_t sequences = 0;              // that are sampled at once
   // Activations while sampling; not held at the same time as those of training.
   int64_t rollout = 0;
   // The cache's memory is also available to updates (KVCache::release_to_pool()).
   bool releases_cache = false;
   int64_t persistent() const { return parameters + optimizer + reference; }
   int64_t update() const {
-    return std::max(weights, weights - lent + gradients +
+    return std::max(weights, weights - released + gradients +
                                  std::max(activations + workspace, optimizer_workspace));
   }
   int64_t peak() const {
@@ -46,8 +46,8 @@ struct MemoryShape {
   bool distills = false;  // the head holds logits of the reference beside its own
   // Bytes: OptimizerBytes::memory, workspace and gradients; 0 gradients: those of one rank.
   int64_t optimizer = 0, optimizer_workspace = 0, gradients = 0;
-  // Bytes: OptimizerBytes::weights and lent.
-  int64_t weights = 0, lent = 0;
+  // Bytes: OptimizerBytes::weights and released.
+  int64_t weights = 0, released = 0;
   Device device = {};
 };
 

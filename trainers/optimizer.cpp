@@ -46,7 +46,7 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   ShardedWeights weights(dry.parameters(), comm, nullptr, gradients);
   weights.allocate();
   out.weights = live() - out.memory - out.workspace;
-  if (device.is_cuda()) out.lent = weights.whole_bytes();
+  if (device.is_cuda()) out.released = weights.whole_bytes();
   return out;
 }
 

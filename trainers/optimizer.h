@@ -166,10 +166,10 @@ class Optimizer : NonCopyable {
 // all ranks in a checkpoint, and those that a save allocates on the host. And of an update on the
 // device: its gradients, with what their sums over several ranks need, and the workspace of step().
 // With Sharding::kFull also the weights that an update holds beside the model's, and those of the
-// model whose memory is lent to it.
+// model whose memory it can use.
 struct OptimizerBytes {
   int64_t memory = 0, pinned = 0, saved = 0, host = 0, gradients = 0, workspace = 0;
-  int64_t weights = 0, lent = 0;
+  int64_t weights = 0, released = 0;
 };
 OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig& model, DType dtype,
                                Device device, int64_t ranks = 1);

@@ -1,7 +1,7 @@
 // Weights of a model's blocks over ranks, as in ZeRO-3 (Rajbhandari et al. 2020) and FSDP. Between
-// updates each rank has all of them. In an update it holds a slice of each block, and the memory of
-// the whole blocks is lent to the update; a block is gathered when the forward or the backward
-// comes to it, beside the work of the block before. The tables and the end of a model stay whole.
+// updates each rank has all of them. In an update it holds a slice of each block, and the update
+// uses the memory of the whole ones; a block is gathered when the forward or the backward comes to
+// it, beside the work of the block before. The tables and the end of a model stay whole.
 #pragma once
 
 #include <array>
@@ -26,11 +26,10 @@ class ShardedWeights : NonCopyable {  // the model's hook holds its address
 
   // Allocates the slices and the memory of two gathered blocks, and changes nothing yet.
   void allocate();
-  // The memory of whole blocks is lent, if it was not: no weight can be read but by use().
+  // Releases the memory of whole blocks, if they are: no weight can be read but by use().
   void shard();
-  // Gathers all blocks: the slices, which updates have changed, are no longer held. Every rank
-  // calls it, whether the memory is lent or not. Throws OutOfMemoryError, on all ranks, if that
-  // memory is still in use and there is no other; the blocks then stay sharded.
+  // Gathers all blocks from the slices, which are no longer held, if they are sharded. Every rank
+  // calls it. Throws OutOfMemoryError, on all ranks, if there is no memory; they stay sharded.
   void gather_all();
   bool is_sharded() const { return is_sharded_; }
 

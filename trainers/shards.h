@@ -67,8 +67,8 @@ struct Slices {
 std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slices);
 
 // Allocates, for an estimate, what ShardedGradients holds at most on one of `ranks` ranks. With
-// sums in each micro batch these are the gradients of the tables or the end, of a unit in the backward and of one
-// that is sent.
+// sums in each micro batch these are the gradients of the tables or the end, of a unit in the
+// backward and of one that is sent.
 std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
                                             int64_t ranks, int64_t lanes);
 

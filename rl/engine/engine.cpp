@@ -175,7 +175,7 @@ int64_t Engine::allowed_blocks() const {
                               static_cast<double>(block_bytes_));
 }
 
-// Where the weights of the first block are; all of them move together (trainers/sharded_weights.h).
+// The weights of the first block; all blocks move together (trainers/sharded_weights.h).
 static const void* address_of_weights(const Transformer& model) {
   for (const NamedParameter& p : model.parameters())
     if (p.unit == 1 && !p.quantized.defined()) return p.value.raw();

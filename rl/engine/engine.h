@@ -112,7 +112,7 @@ class Engine {
   Scheduler scheduler_;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;
-  const void* weights_ = nullptr;  // of the model, where slots_ has found them
+  const void* weights_ = nullptr;  // their address when slots_ was made
   Scheduler::Capacity capacity_;   // that the cache has, or that could not be allocated
   bool has_reported_shrinking_ = false, has_reported_kept_memory_ = false;
 

@@ -93,13 +93,19 @@ TEST_P(CudaMultiGpuTrainings, OnTwoGpusMatchOneAndRepeatToTheBit) {
   COHORT_REQUIRE_GPUS(2);
   const Training& t = GetParam();
   write_config(t.config);
-  for (const auto& [name, gpus] : {std::pair{"one", "1"}, {"two", "2"}, {"again", "2"}}) {
+  for (const auto& [name, gpus, sharding] : {std::tuple{"one", "1", "none"},
+                                             {"two", "2", "optimizer"},
+                                             {"again", "2", "none"},
+                                             {"gradients", "2", "gradients"},
+                                             {"full", "2", "full"}}) {
     const Output output =
         run_cohort({"train", dir_.path("run.yaml"), "--gpus", gpus, "output_dir=" + dir_.path(name),
-                    "adam_eps=1e-3", str("dtype=", t.dtype), str("steps=", t.steps)});
+                    "adam_eps=1e-3", str("dtype=", t.dtype), str("steps=", t.steps),
+                    str("sharding=", sharding)});
     ASSERT_EQ(output.code, 0) << output.err;
   }
-  EXPECT_TRUE(checkpoint_bytes(dir_.path("again")) == checkpoint_bytes(dir_.path("two")));
+  for (const char* name : {"again", "gradients", "full"})  // one micro batch a rank
+    EXPECT_TRUE(checkpoint_bytes(dir_.path(name)) == checkpoint_bytes(dir_.path("two"))) << name;
   EXPECT_LT(relative_error(final_weights(dir_.path("two")), final_weights(dir_.path("one"))),
             t.weights);
   const auto one = steps_of("one"), two = steps_of("two"), again = steps_of("again");

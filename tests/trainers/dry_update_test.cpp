@@ -147,6 +147,7 @@ TEST(DryUpdate, SendsEachGradientAndWeightOnce) {
                     width = sharding == Sharding::kNone ? 4 : 2;
       EXPECT_GE(summed, sums * 4 * half);
       EXPECT_LE(summed, sums * 4 * (half + rounding));
+      if (sharding == Sharding::kFull) continue;  // Forecasts.CountTheGathersOfBlocks
       EXPECT_GE(gathered, width * half);
       EXPECT_LE(gathered, width * (half + rounding) + (width == 2 ? 2 * 10 * 48 : 0));
     }

@@ -10,68 +10,13 @@
 #include "tests/support/loss_node.h"
 #include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
-#include "trainers/learner.h"
+#include "tests/trainers/odd_learners.h"
 
 namespace cohort::test {
 namespace {
 
 constexpr Sharding kShardings[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients,
                                    Sharding::kFull};
-
-// No size is a multiple of 64; some units are smaller than 64 elements a rank.
-ModelConfig odd_model(bool tied = false) {
-  ModelConfig c;
-  c.num_layers = 2;
-  c.d_model = 12;
-  c.num_heads = 2;
-  c.context = 12;
-  c.init_std = 0.2;
-  c.vocab_size = 9;
-  c.tie_embeddings = tied;
-  c.resolve();
-  return c;
-}
-
-HeadLoss loss_of(const Transformer& model, uint64_t seed, double scale = 1) {
-  Rng rng(seed, rng_stream(kTestPurpose));
-  TokenSequence s;
-  for (int i = 0; i < 9; ++i)
-    s.tokens.push_back(static_cast<int32_t>(rng.below(model.config().vocab_size)));
-  s.loss_mask.assign(9, 1);
-  const PackedBatch batch = pack({&s, 1});
-  return cross_entropy(model.forward(batch), model.head(), batch.targets,
-                       Tensor::full({batch.size()}, scale / 8, accumulate_dtype(model.dtype())));
-}
-
-struct Case {
-  DType dtype = DType::kF32;
-  MomentKind moments = MomentKind::kF32;
-  bool tied = false, lora = false;
-  kernels::WeightFormat base = kernels::WeightFormat::kModel;
-  int layers = 2;
-  Recompute recompute = Recompute::kNone;
-};
-
-std::unique_ptr<Transformer> model_of(const Case& c) {
-  ModelConfig config = odd_model(c.tied);
-  if (c.lora) config.lora.rank = 2;
-  config.precision.base = c.base;
-  config.num_layers = c.layers;
-  config.recompute = c.recompute;
-  return std::make_unique<Transformer>(config, c.dtype, 1);
-}
-
-OptimizerConfig config_of(const Case& c, Sharding sharding) {
-  OptimizerConfig config;
-  config.sharding = sharding;
-  config.storage.moments = c.moments;
-  config.max_grad_norm = 0.5;
-  return config;
-}
-
-Tensor value_of(const NamedParameter& p) {
-  return (p.quantized.defined() ? p.quantized.values : p.value).clone();
-}
 
 // The whole state, on rank 0.
 NamedTensors state_of(Learner& learner, Communicator& comm) {
@@ -170,55 +115,6 @@ TEST(Sharding, GradientsAndFullHaveEqualBits) {
       expect_equal(train(c, Sharding::kGradients, ranks, micro_batches),
                    train(c, Sharding::kFull, ranks, micro_batches));
     }
-}
-
-// In an update a rank can read the weights of two blocks at most, and of all blocks before and
-// after.
-TEST(ShardedWeights, OnlyBlocksInUseAreWhole) {
-  for (const Case& c : {Case{.layers = 6}, Case{.lora = true, .layers = 6}})
-    run_local_ranks(2, [&](Communicator& comm) {
-      Learner learner(model_of(c), config_of(c, Sharding::kFull), comm);
-      const auto readable = [&] {
-        std::vector<size_t> units;
-        for (const NamedParameter& p : learner.model().parameters()) {
-          if (p.unit == 0 || p.unit == 7) continue;
-          try {
-            p.value.raw();
-            if (units.empty() || units.back() != p.unit) units.push_back(p.unit);
-          } catch (const Error& e) {
-            EXPECT_NE(std::string(e.what()).find("not gathered"), std::string::npos);
-          }
-        }
-        return units;
-      };
-      for (int step = 0; step < 2; ++step) {
-        EXPECT_EQ(readable().size(), 6u);
-        learner.update(
-            1,
-            [&](int64_t) {
-              EXPECT_EQ(readable(), std::vector<size_t>{1});
-              HeadLoss loss = loss_of(learner.model(), 1);
-              EXPECT_EQ(readable(), (std::vector<size_t>{5, 6}));
-              return loss;
-            },
-            1e-2);
-      }
-      EXPECT_EQ(readable().size(), 6u);
-    });
-}
-
-TEST(ShardedWeights, ASecondForwardInAMicroBatchIsRefused) {
-  run_local_ranks(2, [&](Communicator& comm) {
-    Learner learner(model_of({.layers = 3}), config_of({}, Sharding::kFull), comm);
-    EXPECT_THROW_WITH(learner.update(
-                          1,
-                          [&](int64_t) {
-                            loss_of(learner.model(), 1);
-                            return loss_of(learner.model(), 1);
-                          },
-                          1e-2),
-                      Error, "a micro batch has one forward");
-  });
 }
 
 // Ranks with fewer micro batches than others, or without any.

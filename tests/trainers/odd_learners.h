@@ -1,0 +1,68 @@
+// Learners of small models for tests of sharding, whose sizes nothing divides.
+#pragma once
+
+#include <memory>
+
+#include "tests/support/test_util.h"
+#include "trainers/learner.h"
+
+namespace cohort::test {
+
+// No size is a multiple of 64; some units are smaller than 64 elements a rank.
+inline ModelConfig odd_model(bool tied = false, int64_t width = 12) {
+  ModelConfig c;
+  c.num_layers = 2;
+  c.d_model = width;
+  c.num_heads = 2;
+  c.context = 12;
+  c.init_std = 0.2;
+  c.vocab_size = 9;
+  c.tie_embeddings = tied;
+  c.resolve();
+  return c;
+}
+
+inline HeadLoss loss_of(const Transformer& model, uint64_t seed, double scale = 1) {
+  Rng rng(seed, rng_stream(kTestPurpose));
+  TokenSequence s;
+  for (int i = 0; i < 9; ++i)
+    s.tokens.push_back(static_cast<int32_t>(rng.below(model.config().vocab_size)));
+  s.loss_mask.assign(9, 1);
+  const PackedBatch batch = model.to_device(pack({&s, 1}));
+  return cross_entropy(
+      model.forward(batch), model.head(), batch.targets,
+      Tensor::full({batch.size()}, scale / 8, accumulate_dtype(model.dtype()), model.device()));
+}
+
+struct Case {
+  DType dtype = DType::kF32;
+  MomentKind moments = MomentKind::kF32;
+  bool tied = false, lora = false;
+  kernels::WeightFormat base = kernels::WeightFormat::kModel;
+  int layers = 2;
+  Recompute recompute = Recompute::kNone;
+  int64_t width = 12;
+};
+
+inline std::unique_ptr<Transformer> model_of(const Case& c, Device device = {}) {
+  ModelConfig config = odd_model(c.tied, c.width);
+  if (c.lora) config.lora.rank = 2;
+  config.precision.base = c.base;
+  config.num_layers = c.layers;
+  config.recompute = c.recompute;
+  return std::make_unique<Transformer>(config, c.dtype, 1, device);
+}
+
+inline OptimizerConfig config_of(const Case& c, Sharding sharding) {
+  OptimizerConfig config;
+  config.sharding = sharding;
+  config.storage.moments = c.moments;
+  config.max_grad_norm = 0.5;
+  return config;
+}
+
+inline Tensor value_of(const NamedParameter& p) {
+  return (p.quantized.defined() ? p.quantized.values : p.value).clone();
+}
+
+}  // namespace cohort::test
