@@ -18,7 +18,7 @@ struct Cluster {
 // Bytes that each rank sends to others in an update: counted in the calls of a dry one.
 struct UpdateTraffic {
   int64_t gradients = 0, weights = 0;
-  int64_t blocks = 0;     // of the weights, those that are sent beside forward and backward
+  int64_t blocks = 0;     // the part of `weights` that is sent beside forward and backward
   int64_t exchanges = 0;  // calls that exchange a few numbers in the memory of hosts
 };
 // `stage`: with the model as `config` trains it; so below.

@@ -22,7 +22,7 @@ inline ModelConfig odd_model(bool tied = false, int64_t width = 12) {
   return c;
 }
 
-inline HeadLoss loss_of(const Transformer& model, uint64_t seed, double scale = 1) {
+inline HeadLoss odd_loss(const Transformer& model, uint64_t seed, double scale = 1) {
   Rng rng(seed, rng_stream(kTestPurpose));
   TokenSequence s;
   for (int i = 0; i < 9; ++i)
@@ -34,7 +34,7 @@ inline HeadLoss loss_of(const Transformer& model, uint64_t seed, double scale = 
       Tensor::full({batch.size()}, scale / 8, accumulate_dtype(model.dtype()), model.device()));
 }
 
-struct Case {
+struct ShardCase {
   DType dtype = DType::kF32;
   MomentKind moments = MomentKind::kF32;
   bool tied = false, lora = false;
@@ -44,7 +44,7 @@ struct Case {
   int64_t width = 12;
 };
 
-inline std::unique_ptr<Transformer> model_of(const Case& c, Device device = {}) {
+inline std::unique_ptr<Transformer> sharded_model(const ShardCase& c, Device device = {}) {
   ModelConfig config = odd_model(c.tied, c.width);
   if (c.lora) config.lora.rank = 2;
   config.precision.base = c.base;
@@ -53,7 +53,7 @@ inline std::unique_ptr<Transformer> model_of(const Case& c, Device device = {}) 
   return std::make_unique<Transformer>(config, c.dtype, 1, device);
 }
 
-inline OptimizerConfig config_of(const Case& c, Sharding sharding) {
+inline OptimizerConfig sharded_config(const ShardCase& c, Sharding sharding) {
   OptimizerConfig config;
   config.sharding = sharding;
   config.storage.moments = c.moments;

@@ -8,9 +8,9 @@ namespace {
 
 // In an update a rank can read the weights of two blocks at most, before and after it those of all.
 TEST(ShardedWeights, OnlyBlocksInUseAreWhole) {
-  for (const Case& c : {Case{.layers = 6}, Case{.lora = true, .layers = 6}})
+  for (const ShardCase& c : {ShardCase{.layers = 6}, ShardCase{.lora = true, .layers = 6}})
     run_local_ranks(2, [&](Communicator& comm) {
-      Learner learner(model_of(c), config_of(c, Sharding::kFull), comm);
+      Learner learner(sharded_model(c), sharded_config(c, Sharding::kFull), comm);
       const auto readable = [&] {
         std::vector<size_t> units;
         for (const NamedParameter& p : learner.model().parameters()) {
@@ -30,7 +30,7 @@ TEST(ShardedWeights, OnlyBlocksInUseAreWhole) {
             1,
             [&](int64_t) {
               EXPECT_EQ(readable(), std::vector<size_t>{1});
-              HeadLoss loss = loss_of(learner.model(), 1);
+              HeadLoss loss = odd_loss(learner.model(), 1);
               EXPECT_EQ(readable(), (std::vector<size_t>{5, 6}));
               return loss;
             },
@@ -42,12 +42,12 @@ TEST(ShardedWeights, OnlyBlocksInUseAreWhole) {
 
 TEST(ShardedWeights, ASecondForwardInAMicroBatchIsRefused) {
   run_local_ranks(2, [&](Communicator& comm) {
-    Learner learner(model_of({.layers = 3}), config_of({}, Sharding::kFull), comm);
+    Learner learner(sharded_model({.layers = 3}), sharded_config({}, Sharding::kFull), comm);
     EXPECT_THROW_WITH(learner.update(
                           1,
                           [&](int64_t) {
-                            loss_of(learner.model(), 1);
-                            return loss_of(learner.model(), 1);
+                            odd_loss(learner.model(), 1);
+                            return odd_loss(learner.model(), 1);
                           },
                           1e-2),
                       Error, "a micro batch has one forward");
@@ -84,7 +84,7 @@ class HostRanks : public Communicator {
 // Three ranks on one GPU: side streams, released memory and moved weights change no bit.
 TEST(CudaShardedWeights, EachKindOfShardingHasTheSameBits) {
   COHORT_REQUIRE_GPU(device);
-  const Case narrow{.layers = 3},
+  const ShardCase narrow{.layers = 3},
       wide{.dtype = DType::kBF16, .tied = true, .layers = 4, .width = 256},
       cheap{.dtype = DType::kBF16, .layers = 4, .recompute = Recompute::kCheap, .width = 256},
       adapters{.dtype = DType::kBF16,
@@ -93,18 +93,18 @@ TEST(CudaShardedWeights, EachKindOfShardingHasTheSameBits) {
                .layers = 3,
                .recompute = Recompute::kBlock,
                .width = 256};
-  for (const Case& c : {narrow, wide, cheap, adapters}) {
+  for (const ShardCase& c : {narrow, wide, cheap, adapters}) {
     std::vector<std::vector<Tensor>> ends;
     for (const Sharding sharding :
          {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients, Sharding::kFull})
       run_local_ranks(3, [&](Communicator& threads) {
         HostRanks comm(threads);
-        Learner learner(model_of(c, device), config_of(c, sharding), comm);
+        Learner learner(sharded_model(c, device), sharded_config(c, sharding), comm);
         for (uint64_t step = 0; step < 3; ++step)
           learner.update(
               1,
               [&](int64_t) {
-                return loss_of(learner.model(), 10 * step + static_cast<uint64_t>(comm.rank()));
+                return odd_loss(learner.model(), 10 * step + static_cast<uint64_t>(comm.rank()));
               },
               1e-2);
         if (comm.rank() != 0) return;

@@ -38,16 +38,16 @@ struct End {
 };
 
 // Three updates. micro_batches(rank): of each rank.
-End train(const Case& c, Sharding sharding, int ranks,
+End train(const ShardCase& c, Sharding sharding, int ranks,
           const std::function<int64_t(int)>& micro_batches) {
   End out;
   out.weights.resize(static_cast<size_t>(ranks));
   run_local_ranks(ranks, [&](Communicator& comm) {
-    Learner learner(model_of(c), config_of(c, sharding), comm, 7);
+    Learner learner(sharded_model(c), sharded_config(c, sharding), comm, 7);
     for (uint64_t step = 0; step < 3; ++step) {
       const auto loss = [&](int64_t i) {
-        return loss_of(learner.model(), 100 * step + 10 * static_cast<uint64_t>(comm.rank()) +
-                                            static_cast<uint64_t>(i));
+        return odd_loss(learner.model(), 100 * step + 10 * static_cast<uint64_t>(comm.rank()) +
+                                             static_cast<uint64_t>(i));
       };
       const auto update = learner.update(micro_batches(comm.rank()), loss, 1e-2);
       if (comm.rank() == 0) out.norm = update.grad_norm;
@@ -73,7 +73,7 @@ void expect_equal(const End& a, const End& b) {
   EXPECT_EQ(a.norm, b.norm);
 }
 
-const std::vector<Case> kCases = {
+const std::vector<ShardCase> kCases = {
     {},
     {.dtype = DType::kF64},
     {.tied = true},
@@ -86,7 +86,7 @@ const std::vector<Case> kCases = {
 };
 
 TEST(Sharding, NoneAndOptimizerHaveEqualBits) {
-  for (const Case& c : kCases)
+  for (const ShardCase& c : kCases)
     for (const int ranks : {1, 2, 3, 5, 8}) {
       SCOPED_TRACE(str(ranks, " ranks"));
       const auto micro_batches = [](int rank) { return 1 + rank % 3; };
@@ -96,7 +96,7 @@ TEST(Sharding, NoneAndOptimizerHaveEqualBits) {
 }
 
 TEST(Sharding, AllAreEqualWithOneMicroBatchARank) {
-  for (const Case& c : kCases)
+  for (const ShardCase& c : kCases)
     for (const int ranks : {1, 2, 3, 5, 8}) {
       SCOPED_TRACE(str(ranks, " ranks"));
       const auto one = [](int) { return 1; };
@@ -108,7 +108,7 @@ TEST(Sharding, AllAreEqualWithOneMicroBatchARank) {
 }
 
 TEST(Sharding, GradientsAndFullHaveEqualBits) {
-  for (const Case& c : kCases)
+  for (const ShardCase& c : kCases)
     for (const int ranks : {1, 2, 3, 5, 8}) {
       SCOPED_TRACE(str(ranks, " ranks"));
       const auto micro_batches = [](int rank) { return rank % 3; };
@@ -121,7 +121,7 @@ TEST(Sharding, GradientsAndFullHaveEqualBits) {
 TEST(Sharding, RanksWithFewerMicroBatchesTakePart) {
   for (const int ranks : {2, 3, 5}) {
     const auto few = [](int rank) { return rank == 1 ? 0 : rank == 2 ? 1 : 3; };
-    const Case f64{.dtype = DType::kF64};
+    const ShardCase f64{.dtype = DType::kF64};
     const End none = train(f64, Sharding::kNone, ranks, few),
               gradients = train(f64, Sharding::kGradients, ranks, few);
     for (const auto& weights : gradients.weights)
@@ -134,19 +134,19 @@ TEST(Sharding, RanksWithFewerMicroBatchesTakePart) {
 
 // The sums of an update over ranks do not depend on how many there are, but for rounding.
 TEST(Sharding, AnyNumberOfRanksMakesTheUpdateOfOne) {
-  const Case f64{.dtype = DType::kF64};
+  const ShardCase f64{.dtype = DType::kF64};
   for (const Sharding sharding : kShardings) {
     std::vector<std::vector<Tensor>> ends;
     for (const int ranks : {1, 2, 3})
       run_local_ranks(ranks, [&](Communicator& comm) {
-        Learner learner(model_of(f64), config_of(f64, sharding), comm);
+        Learner learner(sharded_model(f64), sharded_config(f64, sharding), comm);
         // Six micro batches, shared by the ranks.
         for (int step = 0; step < 3; ++step)
           learner.update(
               6 / ranks,
               [&](int64_t i) {
-                return loss_of(learner.model(),
-                               static_cast<uint64_t>(10 * step + comm.rank() + ranks * i));
+                return odd_loss(learner.model(),
+                                static_cast<uint64_t>(10 * step + comm.rank() + ranks * i));
               },
               1e-2);
         if (comm.rank() != 0) return;
@@ -162,16 +162,16 @@ TEST(Sharding, AnyNumberOfRanksMakesTheUpdateOfOne) {
 // Eight lanes, some without a micro batch, are added alike on one, two, four and eight ranks.
 TEST(Lanes, AnyNumberOfRanksHasTheBitsOfOne) {
   const auto count_of = [](int64_t lane) { return lane == 3 || lane == 6 ? 0 : 1 + lane % 3; };
-  for (const Case& c : kCases)
+  for (const ShardCase& c : kCases)
     for (const int64_t lanes : {0, 8}) {
       std::vector<std::vector<Tensor>> ends;
       std::vector<double> norms;
       for (const Sharding sharding : {Sharding::kNone, Sharding::kOptimizer})
         for (const int ranks : {1, 2, 4, 8})
           run_local_ranks(ranks, [&](Communicator& comm) {
-            OptimizerConfig config = config_of(c, sharding);
+            OptimizerConfig config = sharded_config(c, sharding);
             config.reduction_lanes = lanes;
-            Learner learner(model_of(c), config, comm, 7);
+            Learner learner(sharded_model(c), config, comm, 7);
             std::vector<int64_t> lane_of, seeds;
             const int64_t own = 8 / ranks;
             for (int64_t lane = comm.rank() * own; lane < (comm.rank() + 1) * own; ++lane)
@@ -181,16 +181,17 @@ TEST(Lanes, AnyNumberOfRanksHasTheBitsOfOne) {
               }
             double norm = 0;
             for (int64_t step = 0; step < 3; ++step)
-              norm = learner
-                         .update(
-                             std::ssize(seeds),
-                             [&](int64_t i) {
-                               return loss_of(learner.model(),
-                                              static_cast<uint64_t>(100 * step +
-                                                                    seeds[static_cast<size_t>(i)]));
-                             },
-                             1e-2, nullptr, lane_of)
-                         .grad_norm;
+              norm =
+                  learner
+                      .update(
+                          std::ssize(seeds),
+                          [&](int64_t i) {
+                            return odd_loss(
+                                learner.model(),
+                                static_cast<uint64_t>(100 * step + seeds[static_cast<size_t>(i)]));
+                          },
+                          1e-2, nullptr, lane_of)
+                      .grad_norm;
             if (comm.rank() != 0) return;
             norms.push_back(norm);
             ends.emplace_back();
@@ -209,7 +210,7 @@ TEST(Lanes, AnyNumberOfRanksHasTheBitsOfOne) {
 TEST(Sharding, ANumberThatIsNotFiniteInOneSliceStopsAllRanks) {
   for (const Sharding sharding : kShardings)
     run_local_ranks(3, [&](Communicator& comm) {
-      Learner learner(model_of({}), config_of({}, sharding), comm);
+      Learner learner(sharded_model({}), sharded_config({}, sharding), comm);
       const NamedParameter& last = learner.model().parameters().back();
       const auto bad = [&](int64_t) {
         return on_tape(make_node("bad", Tensor::full({1}, 0.5, DType::kF32), {last.leaf},
@@ -226,7 +227,7 @@ TEST(Sharding, ANumberThatIsNotFiniteInOneSliceStopsAllRanks) {
                         "the gradient of " + last.name + " has a value of");
       EXPECT_TRUE(learner
                       .update(
-                          1, [&](int64_t) { return loss_of(learner.model(), 1); }, 1e-3)
+                          1, [&](int64_t) { return odd_loss(learner.model(), 1); }, 1e-3)
                       .made);
     });
 }
@@ -234,7 +235,7 @@ TEST(Sharding, ANumberThatIsNotFiniteInOneSliceStopsAllRanks) {
 // Weights that one rank alone has made not finite stop every rank.
 TEST(Sharding, WeightsOfOneSliceThatAreNotFiniteStopAllRanks) {
   run_local_ranks(3, [](Communicator& comm) {
-    Learner learner(model_of({}), config_of({}, Sharding::kOptimizer), comm);
+    Learner learner(sharded_model({}), sharded_config({}, Sharding::kOptimizer), comm);
     // The last weight becomes infinite, on the rank that has it.
     const NamedParameter& last = learner.model().parameters().back();
     const auto end_of = [](const Tensor& t) {
@@ -263,7 +264,7 @@ TEST(Sharding, RanksOutOfMemoryStartAgainTogether) {
       std::vector<Tensor> ends(2);
       for (const bool fails : {false, true})
         run_local_ranks(3, [&](Communicator& comm) {
-          Learner learner(model_of({}), config_of({}, sharding), comm);
+          Learner learner(sharded_model({}), sharded_config({}, sharding), comm);
           bool full = fails && comm.rank() == 1;
           learner.within_memory(
               64, [](int64_t tokens) { return tokens; },
@@ -271,7 +272,7 @@ TEST(Sharding, RanksOutOfMemoryStartAgainTogether) {
                 learner.update(
                     2,
                     [&](int64_t i) {
-                      HeadLoss loss = loss_of(learner.model(), static_cast<uint64_t>(i));
+                      HeadLoss loss = odd_loss(learner.model(), static_cast<uint64_t>(i));
                       if (i == failing && std::exchange(full, false))
                         throw OutOfMemoryError("full");
                       return loss;
@@ -289,7 +290,7 @@ TEST(Sharding, StepAndGatherOfWeightsRequestNoMemory) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     std::optional<AllocationFaults> none;
     run_local_ranks(3, [&](Communicator& comm) {
-      const auto model = model_of({.dtype = dtype});
+      const auto model = sharded_model({.dtype = dtype});
       for (const NamedParameter& p : model->parameters()) p.grad().fill_(1);
       Optimizer optimizer(model->parameters(), {}, 0, Slices::of_rank(comm.rank(), comm.size(), 0));
       optimizer.allocate_workspace();
@@ -339,14 +340,14 @@ TEST(Sharding, GradientsThatNothingWritesAreZeros) {
 
 // The state of two ranks is read by any number, and the next updates follow.
 TEST(Sharding, StateOfTwoRanksIsReadByAnyNumber) {
-  for (const Case& c : kCases) {
+  for (const ShardCase& c : kCases) {
     TempDir dir;
     std::vector<Tensor> weights;
     NamedTensors saved;
     run_local_ranks(2, [&](Communicator& comm) {
-      Learner learner(model_of(c), config_of(c, Sharding::kOptimizer), comm, 7);
+      Learner learner(sharded_model(c), sharded_config(c, Sharding::kOptimizer), comm, 7);
       learner.update(
-          1, [&](int64_t) { return loss_of(learner.model(), 3); }, 1e-2);
+          1, [&](int64_t) { return odd_loss(learner.model(), 3); }, 1e-2);
       NamedTensors state = state_of(learner, comm);
       if (comm.rank() != 0) return;
       saved = std::move(state);
@@ -357,7 +358,7 @@ TEST(Sharding, StateOfTwoRanksIsReadByAnyNumber) {
       NamedTensors read;
       run_local_ranks(ranks, [&](Communicator& comm) {
         const Sharding sharding = ranks % 3 == 2 ? Sharding::kFull : Sharding::kGradients;
-        Learner learner(model_of(c), config_of(c, sharding), comm, 7);
+        Learner learner(sharded_model(c), sharded_config(c, sharding), comm, 7);
         const ParameterSet& set = learner.model().parameters();
         for (size_t i = 0; i < weights.size(); ++i)
           if (!set[i].quantized.defined()) Tensor(set[i].value).copy_(weights[i]);
