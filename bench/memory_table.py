@@ -34,7 +34,7 @@ LARGE = {
     "Qwen3-14B": (40, 5120, 40, 8, 128, 17408, 151936, False, True),
     "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648, 152064, False, False),
 }
-SHARDINGS = ("none", "optimizer", "gradients")
+SHARDINGS = ("none", "optimizer", "gradients", "full")
 SCALED_STEP = ("prompts_per_step=64", "num_generations=8", "max_completion_length=256", "micro_batch_tokens=4096",
                "model.recompute=cheap", "optimizer.moments=bf16", "optimizer.place=device")
 CARDS = {12: "rtx3060", 16: "rtx4060ti", 24: "rtx4090", 48: "l40s", 80: "h100", 141: "h200"}
@@ -101,6 +101,9 @@ def scaled(rows, gpu):
     if rows[f"runs on {gpu}"].startswith("yes"):
         parts = ("parameters", "gradients", "optimizer", "activations", "workspace")
         need = sum(float(rows[f"memory: {part}"].split()[0]) for part in parts)
+        if blocks := rows.get("memory: weights of blocks"):  # held, less those whose memory is used
+            held, whole = re.findall(r"([\d.]+) MiB", blocks)
+            need += float(held) - float(whole)
         return f"{need * 2**20 / 1e9:.1f}, {float(rows['forecast: step'].split()[0]):.1f} s"
     need = re.search(r"needs ([\d.]+) MiB as configured", rows["error"])
     return f"({float(need[1]) * 2**20 / 1e9:.1f})" if need else "-"
