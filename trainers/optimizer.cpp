@@ -32,17 +32,18 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
     for (const TensorSource& source : optimizer.state_sources()) source.make();
     out.host = run.stats().peak_bytes - before - out.memory;
   }
+  DryCommunicator comm(0, static_cast<int>(ranks));
+  ShardedGradients gradients(dry.parameters(), comm, nullptr, config.sharding,
+                             config.reduction_lanes);
   {
-    const std::vector<Tensor> gradients =
-        allocate_most_gradients(dry.parameters(), config.sharding, ranks, config.reduction_lanes);
+    gradients.allocate();
+    const std::vector<Tensor> most = gradients.allocate_most();
     out.gradients = live() - out.memory;
-    dry.parameters().free_gradients();
+    gradients.free();
   }
   optimizer.allocate_workspace();
   out.workspace = live() - out.memory;
   if (config.sharding != Sharding::kFull || ranks == 1) return out;
-  DryCommunicator comm(0, static_cast<int>(ranks));
-  ShardedGradients gradients(dry.parameters(), comm, nullptr, config.sharding);
   ShardedWeights weights(dry.parameters(), comm, nullptr, gradients);
   weights.allocate();
   out.weights = live() - out.memory - out.workspace;

@@ -44,38 +44,6 @@ std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slice
   return out;
 }
 
-std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
-                                            int64_t ranks, int64_t lanes) {
-  const Slices slices = Slices::of_rank(0, static_cast<int>(ranks), lanes);
-  const DType dtype = accumulate_dtype(set.dtype());
-  const bool sums_each = ranks > 1 && cohort::sums_each_micro_batch(sharding);
-  std::vector<Tensor> out;
-  const auto allocate = [&](int64_t elements) {
-    out.push_back(Tensor::empty({elements}, dtype, set.device()));
-  };
-  const size_t end = set.units().size() - 1;
-  int64_t longest = 0, block = 0;
-  for (size_t unit = 0; unit <= end; ++unit) {
-    const int64_t slice = slices.size(set, unit);
-    longest = std::max(longest, slice);
-    if (unit > 0 && unit < end) block = std::max(block, ranks * slice);
-    if (sums_each)
-      allocate(slice);
-    else
-      out.push_back(set.allocate_gradients(unit, slices.all));
-    for (int64_t lane = 1; lane < slices.count; lane *= 2) allocate(ranks * slice);
-  }
-  if (ranks == 1) return out;
-  const int64_t piece =
-      ranks * piece_elements(ranks, static_cast<int64_t>(dtype_size(dtype)), longest);
-  allocate(piece);
-  if (!sums_each) return out;
-  for (const int64_t elements :
-       {piece, ranks * std::max(slices.size(set, 0), slices.size(set, end)), block, block})
-    allocate(elements);
-  return out;
-}
-
 PartGather::PartGather(const ParameterSet& set, Communicator& comm, int64_t lanes)
     : set_(set), comm_(comm) {
   for (int rank = 0; rank < comm.size(); ++rank)
@@ -174,6 +142,20 @@ void ShardedGradients::allocate() {
   is_active_ = true;
   lane_ = 0;
   restart();
+}
+
+std::vector<Tensor> ShardedGradients::allocate_most() const {
+  std::vector<Tensor> out;
+  if (!sums_each_) return out;
+  const auto smaller = [&](size_t a, size_t b) {
+    return slices_.size(set_, a) < slices_.size(set_, b);
+  };
+  const size_t end = units_.size() - 1;
+  size_t block = std::min<size_t>(1, end);
+  for (size_t unit = block; unit < end; ++unit) block = std::max(block, unit, smaller);
+  for (const size_t unit : {std::max<size_t>(0, end, smaller), block, block})
+    out.push_back(set_.allocate_gradients(unit, slices_.all));
+  return out;
 }
 
 void ShardedGradients::free() {

@@ -66,12 +66,6 @@ struct Slices {
 // The parts of the trained parameters in these slices, in order.
 std::vector<ParameterPart> parts_in(const ParameterSet& set, const Slices& slices);
 
-// Allocates, for an estimate, what ShardedGradients holds at most on one of `ranks` ranks. With
-// sums in each micro batch these are the gradients of the tables or the end, of a unit in the
-// backward and of one that is sent.
-std::vector<Tensor> allocate_most_gradients(const ParameterSet& set, Sharding sharding,
-                                            int64_t ranks, int64_t lanes);
-
 // Exchanges what the ranks have of the trained parameters, each the parts in its slices. Every rank
 // makes the same calls.
 class PartGather {
@@ -116,6 +110,9 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   bool sums_each_micro_batch() const { return sums_each_; }
   // Begins and ends an update; neither calls another rank.
   void allocate();
+  // What a backward holds at most besides, for an estimate: with sums in each micro batch the
+  // gradients of the tables or the end, of a block in the backward and of one that is sent.
+  std::vector<Tensor> allocate_most() const;
   void free();
   // Around the backwards of a micro batch, which is of the rank's lane `lane`, from 0 on, and not
   // of an earlier one than the last. end_micro_batch() makes the calls that the backwards have not
