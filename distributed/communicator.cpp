@@ -4,60 +4,60 @@
 #include "distributed/communicator.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <span>
 #include <thread>
 #include <type_traits>
 
 #include "core/parallel.h"
 #include "core/with_cuda.h"
 #include "distributed/process_group.h"
+#include "kernels/pairwise_sum.h"
 
 namespace cohort {
 namespace {
 
-template <class T>
-T combine(Reduce op, T a, T b) {
-  if (op == Reduce::kSum) return a + b;
-  return a != a || a > b ? a : b;  // propagates NaN
-}
+constexpr int kBlock = 256;      // elements that a thread reduces at a time
+constexpr int kTreeLevels = 17;  // for at most 2^16 ranks
 
-constexpr int64_t kBlock = 2048;  // elements that a thread reduces at a time
-
-// total = the sum (or max) of the `count` elements from `at` on of each of `from`, in the tree of
-// Communicator::all_reduce(). Addresses may be unaligned.
-template <class T, class Accumulator>
-void reduce_block(Reduce op, std::span<char* const> from, size_t at, size_t count,
-                  Accumulator* total) {
-  if (from.size() == 1) {
-    T values[kBlock];
-    std::memcpy(values, from[0] + at * sizeof(T), count * sizeof(T));
-    for (size_t i = 0; i < count; ++i) total[i] = static_cast<Accumulator>(values[i]);
-    return;
+// Elements of a rank, whose sums are those of Communicator::all_reduce(), or maxima.
+template <class T, Reduce op>
+struct Block {
+  T v[kBlock];
+  friend Block operator+(const Block& a, const Block& b) {
+    Block out;
+    for (int i = 0; i < kBlock; ++i)
+      if constexpr (op == Reduce::kSum)
+        out.v[i] = a.v[i] + b.v[i];
+      else  // propagates NaN
+        out.v[i] = a.v[i] != a.v[i] || a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return out;
   }
-  const size_t half = std::bit_floor(from.size() - 1);
-  Accumulator right[kBlock];
-  reduce_block<T>(op, from.first(half), at, count, total);
-  reduce_block<T>(op, from.subspan(half), at, count, right);
-  for (size_t i = 0; i < count; ++i) total[i] = combine(op, total[i], right[i]);
-}
+};
 
 // Writes to each of `to` the sum (or max) of the n elements at each of `from`: the same bits for
-// any number of threads. Buffers of `to` and `from` are identical or disjoint.
-template <class T>
-void reduce_in_tree(Reduce op, const std::vector<char*>& from, const std::vector<char*>& to,
-                    int64_t n) {
+// any number of threads. Buffers of `to` and `from` are identical or disjoint, maybe unaligned.
+using ReduceBuffers = void (*)(const std::vector<char*>& from, const std::vector<char*>& to,
+                               int64_t n);
+template <class T, Reduce op>
+void reduce_in_tree(const std::vector<char*>& from, const std::vector<char*>& to, int64_t n) {
+  using Accumulator = std::conditional_t<is_narrow<T>, float, T>;
   parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
-    const auto count = static_cast<size_t>(end - begin), at = static_cast<size_t>(begin);
-    std::conditional_t<is_narrow<T>, float, T> total[kBlock];
-    reduce_block<T>(op, from, at, count, total);
-    T values[kBlock];
-    for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(total[i]);
-    for (char* out : to) std::memcpy(out + at * sizeof(T), values, count * sizeof(T));
+    const size_t at = static_cast<size_t>(begin) * sizeof(T),
+                 bytes = static_cast<size_t>(end - begin) * sizeof(T);
+    kernels::PairwiseSum<Block<Accumulator, op>, kTreeLevels> sum;
+    Block<Accumulator, op> part;
+    T values[kBlock] = {};
+    for (const char* rank : from) {
+      std::memcpy(values, rank + at, bytes);
+      for (int i = 0; i < kBlock; ++i) part.v[i] = static_cast<Accumulator>(values[i]);
+      sum.add(part);
+    }
+    part = sum.total();
+    for (int i = 0; i < kBlock; ++i) values[i] = static_cast<T>(part.v[i]);
+    for (char* out : to) std::memcpy(out + at, values, bytes);
   });
 }
 
@@ -73,12 +73,12 @@ class HostCommunicator final : public Communicator {
     if (group_ == nullptr) return;
     COHORT_CHECK(t.device().is_cpu(), "[all_reduce] expected a CPU tensor, got ", t.str());
     dispatch_all(t.dtype(), [&]<class T>() {
-      if constexpr (sizeof(T) == 1)
-        return;
-      else if (group_->is_one_process())
-        reduce_in_memory<T>(call, t, op);
-      else
-        reduce_by_messages<T>(call, t, op);
+      if constexpr (sizeof(T) > 1) {
+        ReduceBuffers reduce =
+            op == Reduce::kSum ? reduce_in_tree<T, Reduce::kSum> : reduce_in_tree<T, Reduce::kMax>;
+        group_->is_one_process() ? reduce_in_memory(call, t, reduce)
+                                 : reduce_by_messages(call, t, reduce);
+      }
     });
   }
 
@@ -141,23 +141,21 @@ class HostCommunicator final : public Communicator {
 
   // The ranks exchange the addresses of their tensors. Each rank reduces one slice for all ranks,
   // which no other rank accesses.
-  template <class T>
-  void reduce_in_memory(const std::string& call, Tensor& t, Reduce op) {
+  void reduce_in_memory(const std::string& call, Tensor& t, ReduceBuffers reduce) {
     char* data = static_cast<char*>(t.raw());
     const int64_t begin = t.numel() * rank() / size(), end = t.numel() * (rank() + 1) / size();
     std::vector<char*> slices;
     for (const std::string& part :
          group_->exchange(call, {reinterpret_cast<const char*>(&data), sizeof data})) {
       std::memcpy(&data, part.data(), sizeof data);
-      slices.push_back(data + begin * static_cast<int64_t>(sizeof(T)));
+      slices.push_back(data + begin * static_cast<int64_t>(dtype_size(t.dtype())));
     }
-    reduce_in_tree<T>(op, slices, slices, end - begin);
+    reduce(slices, slices, end - begin);
     group_->broadcast(call, {});  // waits until all ranks are done
   }
 
   // Rank 0 reduces for all ranks, in chunks, of which it holds one per rank.
-  template <class T>
-  void reduce_by_messages(const std::string& call, Tensor& t, Reduce op) {
+  void reduce_by_messages(const std::string& call, Tensor& t, ReduceBuffers reduce) {
     constexpr size_t kChunk = 1 << 20, kUnit = 8;  // bytes: no element is split
     const size_t max_chunk = std::min(kChunk, group_->max_exchange()) / kUnit * kUnit;
     char* bytes = static_cast<char*>(t.raw());
@@ -165,13 +163,13 @@ class HostCommunicator final : public Communicator {
     size_t at = 0;
     do {
       const size_t count = std::min(max_chunk, end - at);
-      const auto reduce = [&](std::vector<std::string> parts) {
+      const auto reduce_parts = [&](std::vector<std::string> parts) {
         std::vector<char*> from;
         for (std::string& part : parts) from.push_back(part.data());
-        reduce_in_tree<T>(op, from, {from[0]}, static_cast<int64_t>(count / sizeof(T)));
+        reduce(from, {from[0]}, static_cast<int64_t>(count / dtype_size(t.dtype())));
         return std::move(parts[0]);
       };
-      const std::string result = group_->combine(call, {bytes + at, count}, reduce);
+      const std::string result = group_->combine(call, {bytes + at, count}, reduce_parts);
       std::memcpy(bytes + at, result.data(), count);
       at += count;
     } while (at < end);

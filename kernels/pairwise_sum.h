@@ -1,5 +1,5 @@
-// The sum of up to 1,024 values in a balanced tree, ((0 + 1) + (2 + 3)) + ..., where a number that
-// is no power of two is divided at the largest one below it. CPU and CUDA share it.
+// The sum of values in a balanced tree, ((0 + 1) + (2 + 3)) + ..., where a number that is no power
+// of two is divided at the largest one below it: the order of all sums over ranks and lanes.
 #pragma once
 
 #include "core/host_device.h"
@@ -8,8 +8,8 @@ namespace cohort::kernels {
 
 inline constexpr int kMaxPairwiseValues = 1024;
 
-// T: a number, or several that are added independently.
-template <class T>
+// T: a number, or several that are added independently. Of fewer than 2^kLevels values.
+template <class T, int kLevels = 11>
 class PairwiseSum {
  public:
   COHORT_HD void add(T value) {
@@ -37,7 +37,6 @@ class PairwiseSum {
   }
 
  private:
-  static constexpr int kLevels = 11;
   T partial_[kLevels];  // sums of 2^level values each
   int count_ = 0;
 };
