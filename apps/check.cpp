@@ -260,9 +260,13 @@ void print_notes(const TrainConfig& config, const StagePreview& stage) {
 void print_forecast(const TrainConfig& config, const StagePreview& stage,
                     const MemoryEstimate& memory, const Cluster& cluster) {
   if (cluster.ranks > 1 && config.optimizer.sharding != Sharding::kAuto) {
-    const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks);
-    print_row("sent in an update", str("gradients ", mib(traffic.gradients), ", weights ",
-                                       mib(traffic.weights), " by each rank"));
+    const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks, cluster.hosts);
+    print_row("sent in an update",
+              str("gradients ", mib(traffic.gradients), ", weights ", mib(traffic.weights),
+                  " by each rank",
+                  cluster.hosts > 1 ? str("; of the gradients ", score_text(100 * traffic.far, 1),
+                                          " % to other hosts")
+                                    : ""));
   }
   const std::optional<StepForecast> f = forecast_step(config, stage, memory, cluster);
   if (!f) return;

@@ -67,6 +67,7 @@ class HostCommunicator final : public Communicator {
   explicit HostCommunicator(ProcessGroup* group) : group_(group) {}
   int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
   int size() const override { return group_ == nullptr ? 1 : group_->size(); }
+  int hosts() const override { return group_ == nullptr ? 1 : group_->hosts(); }
 
   void all_reduce(Tensor& t, Reduce op) override {
     const std::string call = describe_all_reduce(t, op);
@@ -82,12 +83,12 @@ class HostCommunicator final : public Communicator {
     });
   }
 
-  void all_to_all(Tensor& received, const Tensor& parts) override {
-    const std::string call = describe_all_to_all(received, parts, size());
+  void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) override {
+    const std::string call = describe_all_to_all(received, parts, among);
     COHORT_CHECK(parts.device().is_cpu(), "[all_to_all] expected CPU tensors, got ", parts.str());
     const auto width = static_cast<size_t>(received.dim(1)) * dtype_size(parts.dtype());
     const auto stride = static_cast<size_t>(parts.strides()[0]) * dtype_size(parts.dtype());
-    exchange_rows(call, static_cast<const char*>(parts.raw()), stride, width,
+    exchange_rows(call, among, static_cast<const char*>(parts.raw()), stride, width,
                   static_cast<char*>(received.raw()));
   }
 
@@ -96,7 +97,7 @@ class HostCommunicator final : public Communicator {
     COHORT_CHECK(all.device().is_cpu(), "[all_gather] expected a CPU tensor, got ", all.str());
     const auto width = static_cast<size_t>(all.dim(1)) * dtype_size(all.dtype());
     char* const rows = static_cast<char*>(all.raw());
-    exchange_rows(call, rows + static_cast<size_t>(rank()) * width, 0, width, rows);
+    exchange_rows(call, {1, size()}, rows + static_cast<size_t>(rank()) * width, 0, width, rows);
   }
 
   void barrier() override {
@@ -104,11 +105,16 @@ class HostCommunicator final : public Communicator {
   }
 
  private:
-  // Every rank has rows of `width` bytes, row r for rank r, `stride` bytes apart (0: one row for
-  // all). Writes those for this rank to `out`, in rank order. A row of `out` may be the one sent.
-  void exchange_rows(const std::string& call, const char* rows, size_t stride, size_t width,
-                     char* out) {
-    const auto ranks = static_cast<size_t>(size()), own = static_cast<size_t>(rank());
+  // Every rank has rows of `width` bytes, row i for the i-th rank of its set, `stride` bytes apart
+  // (0: one row for all). Writes those for this rank to `out`, in rank order. A row of `out` may be
+  // the one sent.
+  void exchange_rows(const std::string& call, const RankSets& among, const char* rows,
+                     size_t stride, size_t width, char* out) {
+    const auto count = static_cast<size_t>(among.count),
+               own = static_cast<size_t>(among.place(rank()));
+    const auto member = [&](size_t i) {
+      return static_cast<size_t>(among.member(rank(), static_cast<int>(i)));
+    };
     if (group_ == nullptr) {
       if (rows != out) std::memcpy(out, rows, width);
       return;
@@ -116,26 +122,28 @@ class HostCommunicator final : public Communicator {
     if (group_->is_one_process()) {
       const std::vector<std::string> addresses =
           group_->exchange(call, {reinterpret_cast<const char*>(&rows), sizeof rows});
-      for (size_t r = 0; r < ranks; ++r) {
+      for (size_t i = 0; i < count; ++i) {
         const char* from = nullptr;
-        std::memcpy(&from, addresses[r].data(), sizeof from);
-        if (from + own * stride != out + r * width)
-          std::memcpy(out + r * width, from + own * stride, width);
+        std::memcpy(&from, addresses[member(i)].data(), sizeof from);
+        if (from + own * stride != out + i * width)
+          std::memcpy(out + i * width, from + own * stride, width);
       }
       group_->exchange(call, {});  // waits until all ranks have read
       return;
     }
-    const size_t sent = stride == 0 ? 1 : ranks,
-                 most = std::max<size_t>(1, group_->max_exchange() / ranks / sent);
+    const size_t sent = stride == 0 ? 1 : count,
+                 most = std::max<size_t>(
+                     1, group_->max_exchange() / static_cast<size_t>(size()) / sent);
     size_t at = 0;
     do {
-      const size_t count = std::min(most, width - at);
+      const size_t piece = std::min(most, width - at);
       std::string bytes;
-      for (size_t r = 0; r < sent; ++r) bytes.append(rows + r * stride + at, count);
+      for (size_t i = 0; i < sent; ++i) bytes.append(rows + i * stride + at, piece);
       const std::vector<std::string> parts = group_->exchange(call, bytes);
-      for (size_t r = 0; r < ranks; ++r)
-        std::memcpy(out + r * width + at, parts[r].data() + (stride == 0 ? 0 : own * count), count);
-      at += count;
+      for (size_t i = 0; i < count; ++i)
+        std::memcpy(out + i * width + at, parts[member(i)].data() + (stride == 0 ? 0 : own * piece),
+                    piece);
+      at += piece;
     } while (at < width);
   }
 
@@ -189,14 +197,16 @@ std::string describe_all_reduce(const Tensor& t, Reduce op) {
              t.shape().str());
 }
 
-std::string describe_all_to_all(const Tensor& received, const Tensor& parts, int ranks) {
+std::string describe_all_to_all(const Tensor& received, const Tensor& parts,
+                                const RankSets& among) {
   COHORT_CHECK(received.rank() == 2 && received.shape() == parts.shape() &&
-                   received.dim(0) == ranks && received.dtype() == parts.dtype() &&
+                   received.dim(0) == among.count && received.dtype() == parts.dtype() &&
                    received.device() == parts.device() && received.is_contiguous() &&
                    (parts.strides()[1] == 1 || parts.dim(1) <= 1),
-               "[all_to_all] expected a row of one length for each of ", ranks, " ranks, got ",
-               parts.str(), " to send and ", received.str(), " to receive");
-  return str("all_to_all of ", dtype_name(parts.dtype()), parts.shape().str());
+               "[all_to_all] expected a row of one length for each of ", among.count,
+               " ranks, got ", parts.str(), " to send and ", received.str(), " to receive");
+  return str("all_to_all of ", dtype_name(parts.dtype()), parts.shape().str(),
+             among.step > 1 ? str(" among ranks ", among.step, " apart") : "");
 }
 
 std::string describe_all_gather(const Tensor& all, int ranks) {

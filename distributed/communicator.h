@@ -28,6 +28,15 @@ class HangError : public PeerError {
   using PeerError::PeerError;
 };
 
+// The ranks in sets of `count` that are `step` apart: {1, size} is one set, {1, 4} sets of four
+// neighbours, {4, size / 4} those whose numbers are equal modulo 4.
+struct RankSets {
+  int step = 1, count = 1;
+  // The i-th rank of the set that has `rank`, and the place of `rank` there.
+  int member(int rank, int i) const { return rank - place(rank) * step + i * step; }
+  int place(int rank) const { return rank / step % count; }
+};
+
 // Collectives block on the CPU and are ordered by the current stream on CUDA. When a rank fails,
 // pending and later calls on the other ranks throw PeerError naming it instead of waiting forever,
 // likewise when ranks call different collectives or one exits early. (On CUDA a pending call ends
@@ -37,15 +46,18 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // The hosts, if each has as many ranks, which are neighbours; else 1.
+  virtual int hosts() const { return 1; }
   // t = sum (or max) over ranks: the same bits on every rank and in every run. On the CPU sums are
   // added in a pairwise tree over ranks, ((0+1)+(2+3))+((4+5)+(6+7)), for other sizes split at the
   // largest power of two below; on CUDA in NCCL's order, which depends on the size and the
   // machines. `t` is contiguous, of f64, f32, i64, i32 or bf16 (accumulated in f32 and rounded
   // once).
   virtual void all_reduce(Tensor& t, Reduce op = Reduce::kSum) = 0;
-  // received[r] = what rank r has at parts[rank()]. Both are [size, n] of any one dtype, n the same
-  // on every rank, and do not overlap. `received` is contiguous, and so is each row of `parts`.
-  virtual void all_to_all(Tensor& received, const Tensor& parts) = 0;
+  // Within each set: received[i] = what its rank i has at parts[place of rank()]. Both are
+  // [among.count, n] of any one dtype, n the same on every rank, and do not overlap. `received` is
+  // contiguous, and so is each row of `parts`.
+  virtual void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) = 0;
   // all[r] = rank r's all[rank()]; `all` is [size, n], contiguous, of any dtype.
   virtual void all_gather(Tensor& all) = 0;
   // Returns when every rank has called it.
@@ -62,8 +74,8 @@ std::unique_ptr<Communicator> make_communicator(ProcessGroup& group, Device devi
 
 // Returns a description of the call, "all_reduce of f32[3]". Throws Error if `t` cannot be reduced.
 std::string describe_all_reduce(const Tensor& t, Reduce op);
-// Likewise of the other two, for `ranks` ranks.
-std::string describe_all_to_all(const Tensor& received, const Tensor& parts, int ranks);
+// Likewise of the other two; `ranks`: all.
+std::string describe_all_to_all(const Tensor& received, const Tensor& parts, const RankSets& among);
 std::string describe_all_gather(const Tensor& all, int ranks);
 
 // Variables by which NCCL takes one algorithm and protocol, without reduction in the network: the

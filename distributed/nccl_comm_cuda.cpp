@@ -93,6 +93,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
+  int hosts() const override { return group_.hosts(); }
 
   // Enqueues on the current stream.
   void all_reduce(Tensor& t, Reduce op) override {
@@ -112,21 +113,22 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  void all_to_all(Tensor& received, const Tensor& parts) override {
-    if (parts.device().is_cpu()) return host_->all_to_all(received, parts);
-    const std::string call = describe_all_to_all(received, parts, size()) + " on cuda";
+  void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) override {
+    if (parts.device().is_cpu()) return host_->all_to_all(received, parts, among);
+    const std::string call = describe_all_to_all(received, parts, among) + " on cuda";
     const size_t element = dtype_size(parts.dtype()),
                  width = static_cast<size_t>(parts.dim(1)) * element,
                  stride = static_cast<size_t>(parts.strides()[0]) * element;
     enqueue(call, parts.numel(), [&](cudaStream_t queue) {
       ncclResult_t result = ncclGroupStart();
-      for (int r = 0; r < size() && is_started(result); ++r) {
-        const auto row = static_cast<size_t>(r);
-        result = ncclSend(static_cast<const char*>(parts.raw()) + row * stride, width, ncclUint8, r,
-                          comm_, queue);
+      for (int i = 0; i < among.count && is_started(result); ++i) {
+        const auto row = static_cast<size_t>(i);
+        const int peer = among.member(rank(), i);
+        result = ncclSend(static_cast<const char*>(parts.raw()) + row * stride, width, ncclUint8,
+                          peer, comm_, queue);
         if (is_started(result))
-          result = ncclRecv(static_cast<char*>(received.raw()) + row * width, width, ncclUint8, r,
-                            comm_, queue);
+          result = ncclRecv(static_cast<char*>(received.raw()) + row * width, width, ncclUint8,
+                            peer, comm_, queue);
       }
       const ncclResult_t end = ncclGroupEnd();
       return is_started(result) ? end : result;

@@ -553,6 +553,7 @@ ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options)
     : ProcessGroup(info, options, cohort::rendezvous(info, options.rendezvous)) {}
 ProcessGroup::ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers)
     : info_(info),
+      hosts_(peers.empty() ? 1 : peers[0].hosts),
       max_exchange_(options.max_exchange),
       monitor_(std::make_unique<Monitor>(info_, options, std::move(peers))) {}
 ProcessGroup::~ProcessGroup() = default;
@@ -562,7 +563,7 @@ std::vector<std::unique_ptr<ProcessGroup>> ProcessGroup::of_threads(int size) {
   std::vector<std::vector<Peer>> peers(static_cast<size_t>(size));
   const auto connect = [&](int from, int to, Descriptor socket) {
     peers[static_cast<size_t>(from)].push_back(
-        {to, "", wire::Connection(std::move(socket), wire::kMaxPayload)});
+        {to, "", 1, wire::Connection(std::move(socket), wire::kMaxPayload)});
   };
   for (int rank = 1; rank < size; ++rank) {
     auto [a, b] = socket_pair(SOCK_STREAM | SOCK_NONBLOCK, "cannot connect two ranks");

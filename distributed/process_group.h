@@ -50,6 +50,8 @@ class ProcessGroup : NonCopyable {
   const RankInfo& info() const { return info_; }
   int rank() const { return info_.rank; }
   int size() const { return info_.size; }
+  // RankInfo::hosts() if all ranks say the same, else 1.
+  int hosts() const { return hosts_; }
   // True if the ranks are threads of one process.
   bool is_one_process() const { return info_.master_addr.empty(); }
 
@@ -89,6 +91,7 @@ class ProcessGroup : NonCopyable {
   class Monitor;
   ProcessGroup(const RankInfo& info, const Options& options, std::vector<Peer> peers);
   const RankInfo info_;
+  const int hosts_;
   const size_t max_exchange_;
   std::unique_ptr<Monitor> monitor_;
 };

@@ -15,6 +15,11 @@ struct RankInfo {
   int master_port = 0;
   std::string source;  // "torchrun", "Slurm" or "Open MPI"; empty without a launcher
   std::string run;     // the launcher's name of the run; empty: it gives none
+
+  // The hosts, if each has as many ranks as this one, which are neighbours; else 1.
+  int hosts() const {
+    return size % local_size == 0 && rank % local_size == local_rank ? size / local_size : 1;
+  }
 };
 
 // Returns the value of a variable; nullptr if it is not set.

@@ -1,5 +1,6 @@
-// Handshake: rank r > 0 sends a hello (magic, version, number of ranks, r, process, run); rank 0
-// answers with a welcome once all ranks are connected, or with the reason why the run cannot start.
+// Handshake: rank r > 0 sends a hello (magic, version, number of ranks, r, process, run, hosts);
+// rank 0 answers with a welcome (process, hosts) once all ranks are connected, or with the reason
+// why the run cannot start.
 #include "distributed/rendezvous.h"
 
 #include <unistd.h>
@@ -22,7 +23,7 @@ using wire::Frame;
 using wire::FrameType;
 
 constexpr uint64_t kMagic = 0x54524f484f43;  // "COHORT"
-constexpr uint64_t kVersion = 3;
+constexpr uint64_t kVersion = 4;
 constexpr size_t kMaxHello = 4096;
 constexpr const char* kNoHandshake = "it sent no valid handshake";
 constexpr size_t kMaxUnknownPeers = 256;
@@ -71,8 +72,12 @@ class Server {
     }
     std::sort(peers_.begin(), peers_.end(),
               [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
+    const bool agree = std::all_of(peers_.begin(), peers_.end(),
+                                   [&](const Peer& p) { return p.hosts == info_.hosts(); });
     for (Peer& peer : peers_) {
-      send(peer.connection, FrameType::kWelcome, wire::Packer().text(process_name()).bytes());
+      peer.hosts = agree ? info_.hosts() : 1;
+      send(peer.connection, FrameType::kWelcome,
+           wire::Packer().text(process_name()).integer(static_cast<uint64_t>(peer.hosts)).bytes());
       peer.connection.set_max_payload(wire::kMaxPayload);
     }
     return std::move(peers_);
@@ -114,7 +119,7 @@ class Server {
   }
 
   void handle_handshake(Connection& connection, const Frame& frame) {
-    uint64_t size = 0, rank = 0;
+    uint64_t size = 0, rank = 0, hosts = 1;
     std::string host;
     try {
       wire::Unpacker in(frame.payload);
@@ -129,6 +134,7 @@ class Server {
       if (const std::string run = in.text(); run != info_.run)
         return reject(connection, str("it belongs to run '", run, "', rank 0 to '", info_.run,
                                       "'; hint: give every run a MASTER_PORT of its own"));
+      hosts = in.integer();
     } catch (const Error&) {
       return reject(connection, kNoHandshake);
     }
@@ -146,7 +152,8 @@ class Server {
                  str("two processes, on ", p.host, " and on ", host, ", are rank ", rank,
                      "; hint: give every process a RANK of its own, and every "
                      "run a MASTER_PORT of its own"));
-    peers_.push_back({static_cast<int>(rank), host, std::move(connection)});
+    peers_.push_back(
+        {static_cast<int>(rank), host, static_cast<int>(hosts), std::move(connection)});
   }
 
   // A rank that dies before the rendezvous is complete may be restarted.
@@ -188,10 +195,10 @@ class Server {
   std::vector<Peer> peers_;
 };
 
-// Rank > 0: sends the hello and waits until `end` for the welcome. Returns the host of rank 0, or
-// nullopt with `why` if the connection should be retried.
-std::optional<std::string> shake_hands(const RankInfo& info, Connection& connection,
-                                       Clock::time_point end, std::string& why) {
+// Rank > 0: sends the hello and waits until `end` for the welcome, which describes rank 0. Returns
+// false with `why` if the connection should be retried.
+bool shake_hands(const RankInfo& info, Peer& rank_0, Clock::time_point end, std::string& why) {
+  Connection& connection = rank_0.connection;
   send(connection, FrameType::kHello,
        wire::Packer()
            .integer(kMagic)
@@ -200,6 +207,7 @@ std::optional<std::string> shake_hands(const RankInfo& info, Connection& connect
            .integer(static_cast<uint64_t>(info.rank))
            .text(process_name())
            .text(info.run)
+           .integer(static_cast<uint64_t>(info.hosts()))
            .bytes());
   while (true) {
     connection.receive();
@@ -207,11 +215,14 @@ std::optional<std::string> shake_hands(const RankInfo& info, Connection& connect
       if (frame->type == FrameType::kFail) throw PeerError(frame->payload);
       if (frame->type != FrameType::kWelcome) break;
       connection.set_max_payload(wire::kMaxPayload);
-      return wire::Unpacker(frame->payload).text();
+      wire::Unpacker in(frame->payload);
+      rank_0.host = in.text();
+      rank_0.hosts = static_cast<int>(in.integer());
+      return true;
     }
     why = connection.is_open() ? "it accepted the connection but did not answer"
                                : "it closed the connection";
-    if (!connection.is_open() || Clock::now() >= end) return std::nullopt;
+    if (!connection.is_open() || Clock::now() >= end) return false;
     poll_until(end, {{connection.fd(), POLLIN, 0}});
   }
   throw Error(str("the process that answers at ", info.master_addr, ":", info.master_port,
@@ -226,9 +237,8 @@ Peer find_server(const RankInfo& info, milliseconds limit) {
     Descriptor socket =
         connect_to(info.master_addr, info.master_port, std::min(left, kConnectLimit), why);
     if (socket.is_open()) {
-      Connection connection(std::move(socket), kMaxHello);
-      if (auto host = shake_hands(info, connection, end + kAnswerMargin, why))
-        return {0, std::move(*host), std::move(connection)};
+      Peer rank_0{0, "", 1, Connection(std::move(socket), kMaxHello)};
+      if (shake_hands(info, rank_0, end + kAnswerMargin, why)) return rank_0;
     }
     std::this_thread::sleep_until(std::min(Clock::now() + pause, end));
   }

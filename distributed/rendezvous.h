@@ -16,6 +16,7 @@ namespace cohort {
 struct Peer {
   int rank = 0;
   std::string host;  // its process_name(); empty: a thread of this process
+  int hosts = 1;     // see ProcessGroup
   wire::Connection connection;
 };
 

@@ -110,16 +110,10 @@ double rollout_seconds(const TrainConfig& config, const StagePreview& stage,
   return sampled * std::max(1.0, sequences / rows) * one + number(prompts) * prompt * gemms;
 }
 
-// Shares of what a rank sends that go to other hosts. Sums are sent to each rank directly; gathers,
-// of weights and with `sharding: none` of gradients, pass from rank to rank, and from host to host
-// through all cards of a host.
+// The share of gathered weights that goes to other hosts. They pass from rank to rank,
+// and from host to host through all cards of a host.
 double far_gathers(const Cluster& cluster) {
   return cluster.hosts > 1 ? number(cluster.hosts) / number(cluster.ranks) : 0;
-}
-double far_gradients(Sharding sharding, const Cluster& cluster) {
-  const double of_host = number(cluster.ranks / cluster.hosts),
-               direct = (number(cluster.ranks) - of_host) / number(cluster.ranks - 1);
-  return is_sharded(sharding) ? direct : (direct + far_gathers(cluster)) / 2;
 }
 double send_seconds(int64_t bytes, double far, const GpuProperties& gpu) {
   return number(bytes) * std::max((1 - far) / gpu.link, far / gpu.network) / kLink;
@@ -130,11 +124,10 @@ double communication_seconds(const TrainConfig& config, const StagePreview& stag
                              const RankWork& work, double backward, const Cluster& cluster) {
   if (cluster.ranks == 1) return 0;
   const Sharding sharding = config.optimizer.sharding;
-  const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks);
+  const UpdateTraffic traffic = update_traffic(config, stage, cluster.ranks, cluster.hosts);
   const double rounds = sums_each_micro_batch(sharding) ? number(work.micro_batches) : 1,
                far = far_gathers(cluster),
-               sums =
-                   send_seconds(traffic.gradients, far_gradients(sharding, cluster), cluster.gpu),
+               sums = send_seconds(traffic.gradients, traffic.far, cluster.gpu),
                blocks = send_seconds(traffic.blocks, far, cluster.gpu),
                gathers = send_seconds(traffic.weights - traffic.blocks, far, cluster.gpu);
   // The sums of the tables come last, and the gathers behind AdamW; neither is beside other work.
@@ -160,20 +153,25 @@ double optimizer_seconds(const TrainConfig& config, const ModelConfig& model,
 
 }  // namespace
 
-UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks) {
+UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                             int64_t hosts) {
   const Sharding sharding = config.optimizer.sharding;
   const auto with = [&](int64_t micro_batches) {
-    DryCommunicator comm(0, static_cast<int>(ranks));
+    DryCommunicator comm(0, static_cast<int>(ranks), static_cast<int>(hosts));
     dry_update(stage.model, config.dtype, device_named(config.device, "device"), config.optimizer,
                micro_batches, comm);
     UpdateTraffic out;
-    for (const DryCommunicator::Call& call : comm.calls())
-      if (call.text.starts_with("all_to_all"))
-        out.gradients += call.sent;
-      else if (call.text.starts_with("all_gather"))
-        (is_sharded(sharding) ? out.weights : out.gradients) += call.sent;
-      else
-        ++out.exchanges;
+    int64_t far = 0;
+    for (const DryCommunicator::Call& call : comm.calls()) {
+      const bool sums = call.text.starts_with("all_to_all"),
+                 gathers = call.text.starts_with("all_gather");
+      out.exchanges += !sums && !gathers;
+      if (gathers && is_sharded(sharding)) out.weights += call.sent;
+      if (!sums && (!gathers || is_sharded(sharding))) continue;
+      out.gradients += call.sent;
+      far += call.far;
+    }
+    if (far > 0) out.far = number(far) / number(out.gradients);
     return out;
   };
   UpdateTraffic out = with(1);

@@ -18,11 +18,13 @@ struct Cluster {
 // Bytes that each rank sends to others in an update: counted in the calls of a dry one.
 struct UpdateTraffic {
   int64_t gradients = 0, weights = 0;
+  double far = 0;         // the share of `gradients` that goes to other hosts
   int64_t blocks = 0;     // the part of `weights` that is sent beside forward and backward
   int64_t exchanges = 0;  // calls that exchange a few numbers in the memory of hosts
 };
 // `stage`: with the model as `config` trains it; so below.
-UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks);
+UpdateTraffic update_traffic(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
+                             int64_t hosts = 1);
 
 // Seconds of a step without rewards and evaluations, of the rank that has most to do; completions
 // have the maximum length.

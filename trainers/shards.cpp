@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "core/sizes.h"
+#include "distributed/reduce_scatter.h"
 #include "kernels/elementwise.h"
-#include "kernels/sum_parts.h"
 
 namespace cohort {
 namespace {
@@ -247,14 +247,11 @@ void ShardedGradients::reduce(size_t index) {
   const auto sum = [&] {
     for (int64_t first = 0; first < slice; first += most) {
       const int64_t count = std::min(most, slice - first);
-      const auto rows = [&](const Tensor& t) {
-        return t.narrow(0, 0, ranks_ * count).reshape({ranks_, count});
-      };
-      Tensor received = rows(received_), y = target.narrow(0, first, count);
-      comm_.all_to_all(received, unit.all.defined()
-                                     ? unit.all.reshape({ranks_, slice}).narrow(1, first, count)
-                                     : rows(zeros_));
-      kernels::sum_parts({.y = {y, mode}, .parts = received});
+      const Tensor parts = unit.all.defined()
+                               ? unit.all.reshape({ranks_, slice}).narrow(1, first, count)
+                               : zeros_.narrow(0, 0, ranks_ * count).reshape({ranks_, count});
+      Tensor y = target.narrow(0, first, count);
+      reduce_scatter(comm_, parts, received_, {y, mode});
     }
     if (sharded_) return;
     Tensor all = unit.all.reshape({ranks_, slice});

@@ -31,15 +31,20 @@ class RankProcesses : public testing::Test {
   using ArgumentsOfRank = std::function<Arguments(int rank)>;
 
   // Starts `size` processes of one run, with their own rendezvous port; `fault` is that of a rank.
+  // With per_host_ they are as on hosts of so many ranks.
   std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments,
                                               const std::pair<int, Fault>& fault = {-1, {}}) {
     const int port = free_port();
     std::vector<std::unique_ptr<Process>> out;
     for (int rank = 0; rank < size; ++rank) {
       const std::pair<const char*, std::string> variables[] = {
-          {"RANK", std::to_string(rank)},        {"WORLD_SIZE", std::to_string(size)},
-          {"LOCAL_RANK", std::to_string(rank)},  {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(port)}, {"COHORT_RENDEZVOUS_TIMEOUT", "20"}};
+          {"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"LOCAL_RANK", std::to_string(per_host_ > 0 ? rank % per_host_ : rank)},
+          {"LOCAL_WORLD_SIZE", per_host_ > 0 ? std::to_string(per_host_) : ""},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
+          {"COHORT_RENDEZVOUS_TIMEOUT", "20"}};
       for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
       out.push_back(std::make_unique<Process>(arguments(rank), "",
                                               rank == fault.first ? fault.second : Fault()));
@@ -64,6 +69,7 @@ class RankProcesses : public testing::Test {
   const std::string sft_ = std::string(kSmallModel) + kSmallData + kSmallSft;
   const std::string grpo_ = std::string(kSmallModel) + kSmallData + kSmallGrpo;
   TempDir dir_;
+  int per_host_ = 0;
 };
 
 TEST_F(RankProcesses, TrainTheSameWeightsAsThreads) {
@@ -81,6 +87,23 @@ TEST_F(RankProcesses, TrainTheSameWeightsAsThreads) {
     fs::remove_all(dir_.path("run"));
     fs::remove_all(dir_.path("threads"));
   }
+}
+
+// Two hosts of two ranks, which add their gradients inside hosts first.
+TEST_F(RankProcesses, OfSeveralHostsTrainTheSameWeights) {
+  for (const std::string& yaml : {sft_, grpo_})
+    for (const char* sharding : {"sharding=none", "sharding=gradients"}) {
+      write_config(yaml);
+      const Output threads =
+          run_cohort(train({"ranks=4", sharding, "output_dir=" + dir_.path("threads")}));
+      ASSERT_EQ(threads.code, 0) << threads.err;
+      per_host_ = 2;
+      for (const Output& output : run(4, train({sharding})))
+        EXPECT_EQ(output.code, 0) << output.err;
+      EXPECT_TRUE(model_of("run") == model_of("threads"));
+      fs::remove_all(dir_.path("run"));
+      fs::remove_all(dir_.path("threads"));
+    }
 }
 
 TEST_F(RankProcesses, ChooseTheSameMicroBatches) {

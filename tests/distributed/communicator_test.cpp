@@ -131,11 +131,31 @@ TEST(LocalRanks, AllToAllGivesEachRankItsRows) {
         const Tensor wide = Tensor::zeros({ranks, n + 3}, DType::kF32);
         for (int q = 0; q < ranks; ++q) wide.select(0, q).fill_(1000 * comm.rank() + q);
         Tensor received = Tensor::full({ranks, n}, -1, DType::kF32);
-        comm.all_to_all(received, wide.narrow(1, 2, n));
+        comm.all_to_all(received, wide.narrow(1, 2, n), {1, ranks});
         for (int r = 0; r < ranks; ++r)
           EXPECT_EQ(received.select(0, r).to_vector<double>(),
                     std::vector<double>(static_cast<size_t>(n), 1000 * r + comm.rank()));
       });
+}
+
+// Row i, of what this rank sends to the i-th of its set, has 1000 rank() + i.
+void expect_rows_of_sets(Communicator& comm, const RankSets& among) {
+  const Tensor sent = Tensor::zeros({among.count, 9}, DType::kF32);
+  for (int i = 0; i < among.count; ++i) sent.select(0, i).fill_(1000 * comm.rank() + i);
+  Tensor received = Tensor::full({among.count, 9}, -1, DType::kF32);
+  comm.all_to_all(received, sent, among);
+  // The set begins so that it has this rank: the largest start not above it, as many steps below.
+  const int place = comm.rank() / among.step % among.count,
+            first = comm.rank() - place * among.step;
+  for (int i = 0; i < among.count; ++i)
+    EXPECT_EQ(received.select(0, i).to_vector<double>(),
+              std::vector<double>(9, 1000 * (first + i * among.step) + place));
+}
+
+// Six ranks as three sets of neighbours, or as two of ranks that are two apart.
+TEST(LocalRanks, AllToAllExchangesWithinSets) {
+  for (const RankSets& among : {RankSets{1, 2}, {2, 3}, {3, 2}, {1, 3}, {2, 1}})
+    run_local_ranks(6, [&](Communicator& comm) { expect_rows_of_sets(comm, among); });
 }
 
 TEST(LocalRanks, AllGatherCollectsTheRows) {
@@ -153,8 +173,8 @@ TEST(LocalRanks, AllGatherCollectsTheRows) {
 TEST(LocalRanks, RowsOfOtherShapesAreErrors) {
   const auto comm = make_single_communicator();
   Tensor received = Tensor::zeros({1, 4}, DType::kF32), two = Tensor::zeros({2, 4}, DType::kF32);
-  EXPECT_THROW_WITH(comm->all_to_all(received, two), Error, "[all_to_all] expected a row");
-  EXPECT_THROW_WITH(comm->all_to_all(received, Tensor::zeros({1, 4}, DType::kF64)), Error,
+  EXPECT_THROW_WITH(comm->all_to_all(received, two, {1, 1}), Error, "[all_to_all] expected a row");
+  EXPECT_THROW_WITH(comm->all_to_all(received, Tensor::zeros({1, 4}, DType::kF64), {1, 1}), Error,
                     "[all_to_all] expected a row");
   EXPECT_THROW_WITH(comm->all_gather(two), Error, "[all_gather] expected a row for each of 1");
   EXPECT_THROW_WITH(run_local_ranks(2,

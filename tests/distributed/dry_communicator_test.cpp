@@ -15,7 +15,7 @@ TEST(DryCommunicator, RecordsWhatARankSendsToOthers) {
   };
   Tensor sums = of({10, 100}), received = of({4, 64}), all = of({4, 32});
   comm.all_reduce(sums, Reduce::kSum);
-  comm.all_to_all(received, of({4, 640}).narrow(1, 64, 64));
+  comm.all_to_all(received, of({4, 640}).narrow(1, 64, 64), {1, 4});
   comm.all_gather(all);
   comm.barrier();
   const std::vector<DryCommunicator::Call>& calls = comm.calls();
@@ -41,7 +41,7 @@ TEST(DryCommunicator, ChecksCallsAsOthersDo) {
   DryCommunicator comm(0, 2);
   Tensor three = Tensor::zeros({3, 4}, DType::kF32);
   EXPECT_THROW_WITH(comm.all_gather(three), Error, "expected a row for each of 2 ranks");
-  EXPECT_THROW_WITH(comm.all_to_all(three, three), Error, "for each of 2 ranks");
+  EXPECT_THROW_WITH(comm.all_to_all(three, three, {1, 2}), Error, "for each of 2 ranks");
   EXPECT_THROW_WITH(DryCommunicator(2, 2), Error, "expected a rank of 2, got 2");
   EXPECT_TRUE(comm.calls().empty());
 }

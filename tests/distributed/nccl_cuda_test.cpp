@@ -203,17 +203,35 @@ TEST(CudaNcclRows, AreThoseOfTheHost) {
         const Tensor host = source.to(dtype), sent = host.to(device);
         Tensor expected = Tensor::empty({ranks, n}, dtype), rows = expected.to(device),
                all_rows = expected.clone(), all = rows.clone();
-        comm.all_to_all(expected, host.narrow(1, 64, n));
+        comm.all_to_all(expected, host.narrow(1, 64, n), {1, comm.size()});
         all_rows.select(0, comm.rank()).copy_(host.select(0, 0).narrow(0, 0, n));
         all.select(0, comm.rank()).copy_(all_rows.select(0, comm.rank()));
         comm.all_gather(all_rows);
         side->run([&] {
-          comm.all_to_all(rows, sent.narrow(1, 64, n));
+          comm.all_to_all(rows, sent.narrow(1, 64, n), {1, comm.size()});
           comm.all_gather(all);
         });
         side->wait();
         EXPECT_TRUE(bit_equal(rows.to(Device{}), expected)) << expected.str();
         EXPECT_TRUE(bit_equal(all.to(Device{}), all_rows)) << expected.str();
+      }
+  }));
+}
+
+// Neighbours exchange rows, and then the ranks with the same place among their neighbours.
+TEST(CudaMultiGpuNccl, SetsOfRanksExchangeRows) {
+  COHORT_REQUIRE_GPUS(2);
+  expect_no_errors(run_gpu_ranks([](ProcessGroup&, Communicator& comm, Device device) {
+    for (const int half : {1, comm.size() / 2})
+      for (const RankSets& among : {RankSets{1, half}, {half, comm.size() / half}}) {
+        if (comm.size() % half != 0) continue;
+        const Tensor sent =
+            random_tensor({among.count, 5001}, DType::kF32, static_cast<uint64_t>(comm.rank()));
+        Tensor expected = Tensor::empty({among.count, 5001}, DType::kF32),
+               rows = expected.to(device);
+        comm.all_to_all(expected, sent, among);
+        comm.all_to_all(rows, sent.to(device), among);
+        EXPECT_TRUE(bit_equal(rows.to(Device{}), expected)) << among.step;
       }
   }));
 }

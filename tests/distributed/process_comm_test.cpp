@@ -30,7 +30,7 @@ std::vector<Tensor> results_of(Communicator& comm) {
       const Tensor parts =
           random_tensor({comm.size(), n + 1}, DType::kF64, 500 + static_cast<uint64_t>(comm.rank()))
               .to(dtype);
-      comm.all_to_all(rows, parts.narrow(1, 0, n));
+      comm.all_to_all(rows, parts.narrow(1, 0, n), {1, comm.size()});
       all.select(0, comm.rank()).copy_(sum);
       comm.all_gather(all);
       out.insert(out.end(), {sum, max, rows, all});

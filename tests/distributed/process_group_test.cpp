@@ -137,6 +137,7 @@ std::string hello(uint64_t version, uint64_t size, uint64_t rank) {
                                   .integer(rank)
                                   .text("host")
                                   .text("")
+                                  .integer(1)
                                   .bytes();
   std::string frame(5, '\0');
   frame[0] = static_cast<char>(payload.size());
@@ -159,7 +160,7 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
         sleep_ms(1);
       }
       for (int death = 0; death < 5; ++death)
-        connect_and_send(port, hello(3, 3, 1));  // closed immediately
+        connect_and_send(port, hello(4, 3, 1));  // closed immediately
       std::jthread again(
           [&] { error_of([&] { rendezvous(local_info(1, 3, port), milliseconds(10000)); }); });
       std::jthread other(
@@ -171,20 +172,45 @@ TEST(Rendezvous, ARestartedRankReplacesItsEarlierConnection) {
 
 TEST(Rendezvous, AnotherVersionIsRejectedWithAWarning) {
   const test::ExpectLog warning(
-      "it speaks version 4 of the protocol, rank 0 3; hint: run one build");
+      "it speaks version 5 of the protocol, rank 0 4; hint: run one build");
   const int port = free_port();
   std::jthread server([&] {
     EXPECT_EQ(error_of([&] { rendezvous(local_info(0, 2, port), milliseconds(10000)); }), "");
   });
   std::string why;
   while (!connect_to("127.0.0.1", port, milliseconds(100), why).is_open()) sleep_ms(1);
-  const Descriptor old = connect_and_send(port, hello(4, 2, 1));
+  const Descriptor old = connect_and_send(port, hello(5, 2, 1));
   char answer[256];
   ssize_t n = -1;
   while ((n = ::recv(old.get(), answer, sizeof answer, 0)) < 0 && errno == EAGAIN) sleep_ms(1);
   expect_contains(std::string(answer, static_cast<size_t>(std::max<ssize_t>(n, 0))),
-                  "it speaks version 4");
+                  "it speaks version 5");
   std::jthread current([&] { rendezvous(local_info(1, 2, port), milliseconds(10000)); });
+}
+
+// The hosts of ranks with these (local_rank, local_size).
+TEST(Rendezvous, RanksAgreeOnTheirHosts) {
+  using Places = std::vector<std::pair<int, int>>;
+  const std::pair<Places, int> cases[] = {
+      {{{0, 2}, {1, 2}, {0, 2}, {1, 2}}, 2},
+      {{{0, 1}, {0, 1}, {0, 1}}, 3},
+      {{{0, 4}, {1, 4}, {2, 4}, {3, 4}}, 1},
+      {{{0, 2}, {0, 2}, {1, 2}, {1, 2}}, 1},  // neighbours are on different hosts
+      {{{0, 3}, {1, 3}, {2, 3}, {0, 1}}, 1},  // not as many on each
+      {{{0, 1}, {1, 1}, {2, 1}, {3, 1}}, 1},  // the launcher does not say how many
+      {{{0, 2}, {1, 2}, {0, 1}, {0, 1}}, 1},
+  };
+  for (const auto& [places, hosts] : cases) {
+    const int port = free_port(), size = static_cast<int>(places.size()), expected = hosts;
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < size; ++rank)
+      ranks.emplace_back([=, place = places[static_cast<size_t>(rank)]] {
+        RankInfo info = local_info(rank, size, port);
+        std::tie(info.local_rank, info.local_size) = place;
+        const ProcessGroup group(info, quick_options());
+        EXPECT_EQ(group.hosts(), expected);
+      });
+  }
 }
 
 TEST(Rendezvous, ARankOfAnotherRunIsRejected) {

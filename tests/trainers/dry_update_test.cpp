@@ -44,8 +44,8 @@ class UnevenRanks : public DryCommunicator {
 // One call a line.
 template <class Ranks>
 std::string calls_of(const ModelConfig& model, const OptimizerConfig& config, DType dtype,
-                     Device device, int rank, int ranks, int64_t micro_batches) {
-  Ranks comm(rank, ranks);
+                     Device device, int rank, int ranks, int64_t micro_batches, int hosts = 1) {
+  Ranks comm(rank, ranks, hosts);
   dry_update(model, dtype, device, config, micro_batches, comm);
   std::string out;
   for (const DryCommunicator::Call& call : comm.calls()) out += call.text + "\n";
@@ -56,19 +56,22 @@ TEST(DryUpdate, AllRanksMakeTheSameCalls) {
   for (const ModelConfig& model : dry_models())
     for (const Sharding sharding : kDrySharding)
       for (const int64_t lanes : {0, 1024})
-        for (const int ranks : {2, 3, 8, 64, 1024}) {
+        for (const auto& [ranks, hosts] :
+             {std::pair{2, 1}, {3, 1}, {8, 1}, {8, 2}, {64, 8}, {1024, 1}}) {
           if (lanes > 0 && (ranks == 3 || sums_each_micro_batch(sharding))) continue;
           SCOPED_TRACE(str(ranks, " ranks, ", entry_of(kShardingNames, sharding).name));
+          const int count = ranks, host_count = hosts;
           OptimizerConfig config;
           config.sharding = sharding;
           config.reduction_lanes = lanes;
           if (lanes == 0) config.storage.place = StatePlace::kHost;
           const auto of = [&](int rank, int64_t micro_batches) {
-            return calls_of<UnevenRanks>(model, config, DType::kBF16, Device::cuda(), rank, ranks,
-                                         micro_batches);
+            return calls_of<UnevenRanks>(model, config, DType::kBF16, Device::cuda(), rank, count,
+                                         micro_batches, host_count);
           };
           const std::string first = of(0, kMost);
           EXPECT_NE(first.find("all_to_all of f32["), first.npos) << first;
+          EXPECT_EQ(first.find(" apart") != first.npos, hosts > 1) << first;
           // Ranks with fewer micro batches, or with none, make them too.
           for (const int rank : {0, 1, ranks / 2, ranks - 1})
             for (const int64_t micro_batches : {int64_t{0}, int64_t{1}, kMost})
@@ -79,16 +82,17 @@ TEST(DryUpdate, AllRanksMakeTheSameCalls) {
 // Records the calls of a rank that exists.
 class RecordedRank : public Communicator {
  public:
-  explicit RecordedRank(Communicator& comm) : comm_(comm) {}
+  RecordedRank(Communicator& comm, int hosts) : comm_(comm), hosts_(hosts) {}
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
+  int hosts() const override { return hosts_; }
   void all_reduce(Tensor& t, Reduce op) override {
     calls += describe_all_reduce(t, op) + "\n";
     comm_.all_reduce(t, op);
   }
-  void all_to_all(Tensor& received, const Tensor& parts) override {
-    calls += describe_all_to_all(received, parts, size()) + "\n";
-    comm_.all_to_all(received, parts);
+  void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) override {
+    calls += describe_all_to_all(received, parts, among) + "\n";
+    comm_.all_to_all(received, parts, among);
   }
   void all_gather(Tensor& all) override {
     calls += describe_all_gather(all, size()) + "\n";
@@ -102,16 +106,18 @@ class RecordedRank : public Communicator {
 
  private:
   Communicator& comm_;
+  const int hosts_;
 };
 
 TEST(DryUpdate, MakesTheCallsOfARealOne) {
   for (const ModelConfig& model : dry_models())
     for (const Sharding sharding : kDrySharding)
-      for (const int ranks : {2, 3, 8}) {
+      for (const auto& [ranks, hosts] : {std::pair{2, 1}, {3, 1}, {8, 1}, {4, 2}, {6, 3}}) {
+        const int count = ranks, host_count = hosts;
         OptimizerConfig config;
         config.sharding = sharding;
         run_local_ranks(ranks, [&](Communicator& real) {
-          RecordedRank comm(real);
+          RecordedRank comm(real, host_count);
           Learner learner(std::make_unique<Transformer>(model, DType::kF32, 1), config, comm);
           const auto loss = [&](int64_t) {
             TokenSequence s;
@@ -123,7 +129,7 @@ TEST(DryUpdate, MakesTheCallsOfARealOne) {
           };
           learner.update(2, loss, 1e-3);
           EXPECT_EQ(comm.calls, calls_of<DryCommunicator>(model, config, DType::kF32, {},
-                                                          real.rank(), ranks, 2));
+                                                          real.rank(), count, 2, host_count));
         });
       }
 }

@@ -65,9 +65,9 @@ class HostRanks : public Communicator {
     comm_.all_reduce(host, op);
     t.copy_(host);
   }
-  void all_to_all(Tensor& received, const Tensor& parts) override {
+  void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) override {
     Tensor host = Tensor::empty(received.shape(), received.dtype());
-    comm_.all_to_all(host, parts.to(Device{}));
+    comm_.all_to_all(host, parts.to(Device{}), among);
     received.copy_(host);
   }
   void all_gather(Tensor& all) override {

@@ -7,6 +7,7 @@
 #include "core/allocator.h"
 #include "data/safetensors.h"
 #include "kernels/sum_parts.h"
+#include "tests/support/host_layout.h"
 #include "tests/support/loss_node.h"
 #include "tests/support/tensor_files.h"
 #include "tests/support/test_util.h"
@@ -39,10 +40,11 @@ struct End {
 
 // Three updates. micro_batches(rank): of each rank.
 End train(const ShardCase& c, Sharding sharding, int ranks,
-          const std::function<int64_t(int)>& micro_batches) {
+          const std::function<int64_t(int)>& micro_batches, int hosts = 1) {
   End out;
   out.weights.resize(static_cast<size_t>(ranks));
-  run_local_ranks(ranks, [&](Communicator& comm) {
+  run_local_ranks(ranks, [&](Communicator& local) {
+    HostLayout comm(local, hosts);
     Learner learner(sharded_model(c), sharded_config(c, sharding), comm, 7);
     for (uint64_t step = 0; step < 3; ++step) {
       const auto loss = [&](int64_t i) {
@@ -115,6 +117,18 @@ TEST(Sharding, GradientsAndFullHaveEqualBits) {
       expect_equal(train(c, Sharding::kGradients, ranks, micro_batches),
                    train(c, Sharding::kFull, ranks, micro_batches));
     }
+}
+
+// Sums inside hosts first; with `gradients`, ranks without a micro batch add zeros.
+TEST(Sharding, HostsChangeNoBit) {
+  for (const ShardCase& c : kCases)
+    for (const auto& [hosts, ranks] : {std::pair{2, 4}, {2, 8}, {3, 6}})
+      for (const Sharding sharding : kShardings) {
+        SCOPED_TRACE(str(ranks, " ranks of ", hosts, " hosts"));
+        const auto micro_batches = [](int rank) { return rank % 3; };
+        expect_equal(train(c, sharding, ranks, micro_batches),
+                     train(c, sharding, ranks, micro_batches, hosts));
+      }
 }
 
 // Ranks with fewer micro batches than others, or without any.
