@@ -1,9 +1,14 @@
 // A run of several processes, started as by torchrun: one run directory, the same weights as with
 // threads as ranks, and if a rank fails all end with a message that names it.
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -20,6 +25,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A network without others, for the processes that are started in it. It is gone with the last of
+// them and this object, even if the test is killed.
+class Network {
+ public:
+  Network() : home_(current()) {
+    if (unshare(CLONE_NEWNET) != 0)
+      throw Error(str("cannot make a network namespace: ", std::strerror(errno)));
+    own_ = current();
+    leave();
+  }
+  ~Network() {
+    close(own_);
+    close(home_);
+  }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // Processes that this thread starts in between are in the network.
+  void enter() const { EXPECT_EQ(setns(own_, CLONE_NEWNET), 0); }
+  void leave() const { EXPECT_EQ(setns(home_, CLONE_NEWNET), 0); }
+  // Throws Error if `ip ARGUMENTS`, called in the network, fails.
+  void ip(const std::string& arguments) const {
+    enter();
+    const int status = std::system(("ip " + arguments).c_str());
+    leave();
+    if (status != 0) throw Error("`ip " + arguments + "` fails");
+  }
+  std::string path() const { return str("/proc/", getpid(), "/fd/", own_); }
+
+ private:
+  static int current() { return open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC); }
+  int home_ = -1, own_ = -1;
+};
+
 class RankProcesses : public testing::Test {
  protected:
   // Writes `yaml` to run.yaml, for runs in the folder "run".
@@ -31,7 +70,7 @@ class RankProcesses : public testing::Test {
   using ArgumentsOfRank = std::function<Arguments(int rank)>;
 
   // Starts `size` processes of one run, with their own rendezvous port; `fault` is that of a rank.
-  // With per_host_ they are as on hosts of so many ranks.
+  // With per_host_ they are as on hosts of so many ranks, each in one of networks_, if any.
   std::vector<std::unique_ptr<Process>> start(int size, const ArgumentsOfRank& arguments,
                                               const std::pair<int, Fault>& fault = {-1, {}}) {
     const int port = free_port();
@@ -42,12 +81,17 @@ class RankProcesses : public testing::Test {
           {"WORLD_SIZE", std::to_string(size)},
           {"LOCAL_RANK", std::to_string(per_host_ > 0 ? rank % per_host_ : rank)},
           {"LOCAL_WORLD_SIZE", per_host_ > 0 ? std::to_string(per_host_) : ""},
-          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_ADDR", per_host_ == 0 || networks_.empty() ? "127.0.0.1" : "10.203.0.1"},
           {"MASTER_PORT", std::to_string(port)},
           {"COHORT_RENDEZVOUS_TIMEOUT", "20"}};
       for (const auto& [name, value] : variables) setenv(name, value.c_str(), 1);
+      const Network* network = nullptr;
+      if (per_host_ > 0 && !networks_.empty())
+        network = networks_[static_cast<size_t>(rank / per_host_)].get();
+      if (network != nullptr) network->enter();
       out.push_back(std::make_unique<Process>(arguments(rank), "",
                                               rank == fault.first ? fault.second : Fault()));
+      if (network != nullptr) network->leave();
       for (const auto& [name, value] : variables) unsetenv(name);
     }
     return out;
@@ -70,6 +114,7 @@ class RankProcesses : public testing::Test {
   const std::string grpo_ = std::string(kSmallModel) + kSmallData + kSmallGrpo;
   TempDir dir_;
   int per_host_ = 0;
+  std::vector<std::unique_ptr<Network>> networks_;
 };
 
 TEST_F(RankProcesses, TrainTheSameWeightsAsThreads) {
@@ -104,6 +149,58 @@ TEST_F(RankProcesses, OfSeveralHostsTrainTheSameWeights) {
       fs::remove_all(dir_.path("run"));
       fs::remove_all(dir_.path("threads"));
     }
+}
+
+// Two hosts with a cable of their own between them.
+class RankNetworksSlow : public RankProcesses {
+ protected:
+  void SetUp() override {
+    try {
+      for (int i = 0; i < 2; ++i) networks_.push_back(std::make_unique<Network>());
+      const Network &a = *networks_[0], &b = *networks_[1];
+      a.ip("link add cable type veth peer name cable netns " + b.path());
+      a.ip("address add 10.203.0.1/30 dev cable");
+      b.ip("address add 10.203.0.2/30 dev cable");
+      for (const auto& network : networks_)
+        for (const char* link : {"lo", "cable"}) network->ip(str("link set ", link, " up"));
+    } catch (const Error& e) {
+      networks_.clear();
+      GTEST_SKIP() << e.what() << "; hint: root and the package iproute2 can";
+    }
+    write_config(sft_);
+  }
+};
+
+TEST_F(RankNetworksSlow, TrainTheSameWeightsAsOnOneHost) {
+  for (const int ranks : {2, 4}) {
+    per_host_ = ranks / 2;
+    for (const Output& output : run(ranks, train())) ASSERT_EQ(output.code, 0) << output.err;
+    per_host_ = 0;
+    for (const Output& output : run(ranks, train({"output_dir=" + dir_.path("one")})))
+      ASSERT_EQ(output.code, 0) << output.err;
+    EXPECT_TRUE(model_of("run") == model_of("one"));
+    for (const char* run : {"run", "one"}) fs::remove_all(dir_.path(run));
+  }
+}
+
+// Each names the other: neither can know which of them is gone.
+TEST_F(RankNetworksSlow, EndWhenTheCableIsCut) {
+  per_host_ = 1;
+  const auto processes = start(2, train({"steps=100000000"}));
+  ASSERT_TRUE(wait_for_path(dir_.path("run/metrics.jsonl"), *processes[0]));
+  const auto start = std::chrono::steady_clock::now();
+  networks_[0]->ip("link set cable down");
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const Output output = processes[rank]->wait();
+    EXPECT_EQ(output.code, 3) << output.err;
+    EXPECT_NE(output.err.find(str("rank ", 1 - rank, " (")), std::string::npos) << output.err;
+    EXPECT_NE(output.err.find(") sent no heartbeat for 20 s; is its host or the network down?"),
+              std::string::npos)
+        << output.err;
+  }
+  const auto time = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(time, std::chrono::seconds(15));
+  EXPECT_LT(time, std::chrono::seconds(30));  // 20, and up to 5 to end
 }
 
 TEST_F(RankProcesses, ChooseTheSameMicroBatches) {
