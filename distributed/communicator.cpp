@@ -110,10 +110,13 @@ class HostCommunicator final : public Communicator {
   // the one sent.
   void exchange_rows(const std::string& call, const RankSets& among, const char* rows,
                      size_t stride, size_t width, char* out) {
-    const auto count = static_cast<size_t>(among.count),
-               own = static_cast<size_t>(among.place(rank()));
-    const auto member = [&](size_t i) {
-      return static_cast<size_t>(among.member(rank(), static_cast<int>(i)));
+    const auto count = static_cast<size_t>(among.count);
+    // The start of what rank r gets, in what the others send.
+    const auto offset = [&](int r, size_t row_bytes) {
+      return stride == 0 ? 0 : static_cast<size_t>(among.place(r)) * row_bytes;
+    };
+    const auto of_set = [&](const std::vector<std::string>& parts, int r, size_t i) -> const auto& {
+      return parts[static_cast<size_t>(among.member(r, static_cast<int>(i)))];
     };
     if (group_ == nullptr) {
       if (rows != out) std::memcpy(out, rows, width);
@@ -124,25 +127,33 @@ class HostCommunicator final : public Communicator {
           group_->exchange(call, {reinterpret_cast<const char*>(&rows), sizeof rows});
       for (size_t i = 0; i < count; ++i) {
         const char* from = nullptr;
-        std::memcpy(&from, addresses[member(i)].data(), sizeof from);
-        if (from + own * stride != out + i * width)
-          std::memcpy(out + i * width, from + own * stride, width);
+        std::memcpy(&from, of_set(addresses, rank(), i).data(), sizeof from);
+        from += offset(rank(), stride);
+        if (from != out + i * width) std::memcpy(out + i * width, from, width);
       }
       group_->exchange(call, {});  // waits until all ranks have read
       return;
     }
+    const auto ranks = static_cast<size_t>(size());
     const size_t sent = stride == 0 ? 1 : count,
-                 most = std::max<size_t>(
-                     1, group_->max_exchange() / static_cast<size_t>(size()) / sent);
+                 most = std::max<size_t>(1, group_->max_exchange() / ranks / sent);
     size_t at = 0;
     do {
       const size_t piece = std::min(most, width - at);
       std::string bytes;
       for (size_t i = 0; i < sent; ++i) bytes.append(rows + i * stride + at, piece);
-      const std::vector<std::string> parts = group_->exchange(call, bytes);
+      const std::string mine =
+          group_->deal(call, bytes, [&](const std::vector<std::string>& parts) {
+            std::vector<std::string> results(stride == 0 ? 1 : ranks);
+            for (size_t r = 0; r < results.size(); ++r)
+              for (size_t i = 0; i < count; ++i) {
+                const int to = static_cast<int>(r);
+                results[r].append(of_set(parts, to, i), offset(to, piece), piece);
+              }
+            return results;
+          });
       for (size_t i = 0; i < count; ++i)
-        std::memcpy(out + i * width + at, parts[member(i)].data() + (stride == 0 ? 0 : own * piece),
-                    piece);
+        std::memcpy(out + i * width + at, mine.data() + i * piece, piece);
       at += piece;
     } while (at < width);
   }

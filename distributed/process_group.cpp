@@ -104,7 +104,7 @@ class ProcessGroup::Monitor {
     own_.has_begun = begun;
   }
 
-  std::string combine(std::string_view call, std::string_view bytes, const Combine& combine) {
+  std::string deal(std::string_view call, std::string_view bytes, const Deal& deal) {
     std::unique_lock lock(mutex_);
     if (!failure_.empty()) throw_failure(call);
     new_calls_.emplace_back(call);
@@ -117,12 +117,13 @@ class ProcessGroup::Monitor {
     result_.reset();
     if (!is_leader()) return std::move(parts[0]);
     lock.unlock();  // heartbeats continue
-    std::string out = combine(std::move(parts));
+    std::vector<std::string> results = deal(std::move(parts));
+    std::string own = results[0];
     lock.lock();
     if (!failure_.empty()) throw_failure(call);
-    outbox_.push_back({FrameType::kResult, out});
+    results_ = std::move(results);
     wake_.signal();
-    return out;
+    return own;
   }
 
   void fail(const std::string& reason) {
@@ -207,7 +208,8 @@ class ProcessGroup::Monitor {
     changed_.wait_for(lock, kFlushLimit, [&] { return is_flushed(); });
   }
   bool is_flushed() const {
-    return outbox_.empty() && std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return outbox_.empty() && results_.empty() &&
+           std::none_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
              return peer.connection.is_open() && peer.connection.has_output();
            });
   }
@@ -293,9 +295,13 @@ class ProcessGroup::Monitor {
 
   // Sends the queued messages. The leader handles its own calls and exchange data locally.
   void process_outbox() {
+    if (!results_.empty())  // those of a call before any message that is queued
+      for (Peer& peer : peers_)
+        peer.connection.post(FrameType::kResult,
+                             results_[results_.size() > 1 ? static_cast<size_t>(peer.rank) : 0]);
+    results_.clear();
     for (const Frame& message : outbox_) {
-      if (message.type != FrameType::kFail && message.type != FrameType::kResult)
-        handle(info_.rank, message);
+      if (message.type != FrameType::kFail) handle(info_.rank, message);
       if (!is_leader() || message.type != FrameType::kData)
         send_to_all(message.type, message.payload);
     }
@@ -527,6 +533,7 @@ class ProcessGroup::Monitor {
   Status own_;
   std::array<uint64_t, 5> seen_{};  // by which progress is noticed
   std::vector<Frame> outbox_;
+  std::vector<std::string> results_;  // not yet sent: one for each rank, or one for all
   std::optional<std::vector<std::string>> result_;
   std::string failure_;
   Origin failure_origin_ = Origin::kRemote;
@@ -584,11 +591,16 @@ uint64_t ProcessGroup::record_call(std::string_view call) {
 void ProcessGroup::set_device_call(uint64_t number, bool begun) {
   monitor_->set_device_call(number, begun);
 }
-std::string ProcessGroup::combine(std::string_view call, std::string_view bytes,
-                                  const Combine& combine) {
+std::string ProcessGroup::deal(std::string_view call, std::string_view bytes, const Deal& deal) {
   COHORT_CHECK(bytes.size() <= max_exchange_, "[", call, "] a rank may contribute at most ",
                max_exchange_, " bytes to an exchange, got ", bytes.size());
-  return monitor_->combine(call, bytes, combine);
+  return monitor_->deal(call, bytes, deal);
+}
+std::string ProcessGroup::combine(std::string_view call, std::string_view bytes,
+                                  const Combine& combine) {
+  return deal(call, bytes, [&](std::vector<std::string> parts) {
+    return std::vector<std::string>{combine(std::move(parts))};
+  });
 }
 std::string ProcessGroup::broadcast(std::string_view call, std::string_view text) {
   return combine(call, rank() == 0 ? text : std::string_view(),

@@ -61,9 +61,12 @@ class ProcessGroup : NonCopyable {
   // Reports the first recorded call that this rank's device has not completed (0: none), and
   // whether the device has begun it, so that it waits for the other ranks.
   void set_device_call(uint64_t number, bool begun);
-  // Returns combine(the bytes of every rank in rank order), which rank 0 calls, on every rank. Each
-  // rank contributes at most max_exchange() bytes. Throws PeerError if another rank fails or makes
-  // a different call.
+  // Returns this rank's text of deal(the bytes of every rank in rank order), which rank 0 calls:
+  // one for each rank, or one for all. Each rank contributes at most max_exchange() bytes. Throws
+  // PeerError if another rank fails or makes a different call.
+  using Deal = std::function<std::vector<std::string>(std::vector<std::string> parts)>;
+  std::string deal(std::string_view call, std::string_view bytes, const Deal& deal);
+  // Likewise with one text for all.
   using Combine = std::function<std::string(std::vector<std::string> parts)>;
   std::string combine(std::string_view call, std::string_view bytes, const Combine& combine);
   size_t max_exchange() const { return max_exchange_; }

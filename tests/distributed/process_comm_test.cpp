@@ -26,14 +26,19 @@ std::vector<Tensor> results_of(Communicator& comm) {
       comm.all_reduce(sum);
       comm.all_reduce(max, Reduce::kMax);
       comm.barrier();
-      Tensor rows = Tensor::empty({comm.size(), n}, dtype), all = rows.clone();
+      Tensor all = Tensor::empty({comm.size(), n}, dtype);
       const Tensor parts =
           random_tensor({comm.size(), n + 1}, DType::kF64, 500 + static_cast<uint64_t>(comm.rank()))
               .to(dtype);
-      comm.all_to_all(rows, parts.narrow(1, 0, n), {1, comm.size()});
+      const int half = comm.size() % 2 == 0 ? comm.size() / 2 : 1;
+      for (const RankSets& among :
+           {RankSets{1, comm.size()}, {1, half}, {half, comm.size() / half}}) {
+        Tensor& rows = out.emplace_back(Tensor::empty({among.count, n}, dtype));
+        comm.all_to_all(rows, parts.narrow(0, 0, among.count).narrow(1, 0, n), among);
+      }
       all.select(0, comm.rank()).copy_(sum);
       comm.all_gather(all);
-      out.insert(out.end(), {sum, max, rows, all});
+      out.insert(out.end(), {sum, max, all});
     }
   return out;
 }
@@ -128,6 +133,30 @@ TEST(Exchanges, RankZeroSendsAResultOnceToEachOf64Ranks) {
   EXPECT_TRUE(bit_equal(sum, Tensor::full({4096}, kRanks, DType::kF32)));
   EXPECT_GE(sent, (kRanks - 1) * bytes);
   EXPECT_LT(sent, 2 * kRanks * bytes);  // half of it for heartbeats on a busy machine
+}
+
+// Rows of 1 KiB: what each of 16 ranks gets, not all that they send.
+TEST(Exchanges, RankZeroSendsEachRankItsRowsOnly) {
+  constexpr int kRanks = 16;
+  const int port = free_port();
+  const Tensor rows = Tensor::full({kRanks, 256}, 1, DType::kF32);
+  Tensor received = Tensor::zeros({kRanks, 256}, DType::kF32);
+  const auto bytes = static_cast<size_t>(rows.nbytes());
+  const std::string part(static_cast<const char*>(rows.raw()), bytes);
+  std::atomic<size_t> sent = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 1; rank < kRanks; ++rank)
+      threads.emplace_back([&, rank] {
+        sent +=
+            bytes_sent_to(test::local_info(rank, kRanks, port), "all_to_all of f32[16, 256]", part);
+      });
+    ProcessGroup group(test::local_info(0, kRanks, port), ProcessGroup::default_options());
+    make_communicator(group, Device{})->all_to_all(received, rows, {1, kRanks});
+  }
+  EXPECT_TRUE(bit_equal(received, rows));
+  EXPECT_GE(sent, (kRanks - 1) * bytes);
+  EXPECT_LT(sent, 2 * kRanks * bytes);
 }
 
 TEST_P(ProcessCommunicator, DisagreementIsReportedWithBothCalls) {
