@@ -215,8 +215,8 @@ void ShardedGradients::end_micro_batch() {
 
 void ShardedGradients::complete_leaf(size_t unit) {
   if (!is_active_ || !is_summing_) return;
-  COHORT_CHECK(units_[unit].pending > 0, "[gradients] a gradient of unit ", unit,
-               " is final twice");
+  COHORT_CHECK(units_[unit].pending > 0 && unit < left_, "[gradients] a gradient of unit ", unit,
+               " is final twice, or after its sum has begun");
   --units_[unit].pending;
   while (left_ > 0 && units_[left_ - 1].pending == 0) reduce(--left_);
 }

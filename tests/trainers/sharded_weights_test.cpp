@@ -54,6 +54,103 @@ TEST(ShardedWeights, ASecondForwardInAMicroBatchIsRefused) {
   });
 }
 
+// With one block a second forward looks like a recomputation, and the sums begin too early.
+TEST(ShardedWeights, ASecondForwardOfOneBlockIsRefused) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(sharded_model({.layers = 1}), sharded_config({}, Sharding::kFull), comm);
+    EXPECT_THROW_WITH(learner.update(
+                          1,
+                          [&](int64_t) {
+                            {
+                              NoGradGuard no_grad;
+                              odd_loss(learner.model(), 1);
+                            }
+                            return odd_loss(learner.model(), 1);
+                          },
+                          1e-2),
+                      Error, "after its sum has begun");
+  });
+}
+
+// A term of the last norm whose node is older than the blocks': its gradient would be lost.
+TEST(ShardedWeights, AGradientBehindItsSumIsRefused) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(sharded_model({.layers = 3}), sharded_config({}, Sharding::kFull), comm);
+    const auto loss = [&](int64_t) {
+      Variable norm;
+      for (const NamedParameter& p : learner.model().parameters())
+        if (p.name == "model.norm.weight") norm = p.leaf;
+      const Variable term = make_node("term", Tensor::full({1}, 0.5, DType::kF32), {norm},
+                                      [](const Tensor&, Gradients& gradients) {
+                                        gradients.pass(0, Tensor::full({12}, 0.3, DType::kF32));
+                                      });
+      HeadLoss out = odd_loss(learner.model(), 1);
+      out.hidden = make_node("sum", out.hidden.value(), {out.hidden, term},
+                             [](const Tensor& dy, Gradients& gradients) {
+                               gradients.pass(0, dy);
+                               gradients.pass(1, Tensor::full({1}, 1, DType::kF32));
+                             });
+      return out;
+    };
+    EXPECT_THROW_WITH(learner.update(1, loss, 1e-2), Error, "after its sum has begun");
+  });
+}
+
+// However an update ends, the next one is as if it had not been tried; if all ranks know how, all
+// weights can be read again.
+TEST(ShardedWeights, AFailedUpdateChangesNothing) {
+  enum class End { kNone, kMemory, kNonFinite, kRefused, kOther };
+  for (const bool is_first : {true, false}) {
+    std::vector<std::vector<Tensor>> ends;
+    for (const End end : {End::kNone, End::kMemory, End::kNonFinite, End::kRefused, End::kOther})
+      run_local_ranks(2, [&](Communicator& comm) {
+        Learner learner(sharded_model({.layers = 4}), sharded_config({}, Sharding::kFull), comm);
+        const auto good = [&](int64_t i) {
+          return odd_loss(learner.model(), static_cast<uint64_t>(i));
+        };
+        const auto bad = [&](int64_t) {
+          HeadLoss out = odd_loss(learner.model(), 1, end == End::kNonFinite ? NAN : 1);
+          if (end == End::kMemory && comm.rank() == 1) throw OutOfMemoryError("full");
+          if (end == End::kOther) throw InputError("stop");
+          return out;
+        };
+        if (!is_first) learner.update(1, good, 1e-2);
+        try {
+          if (end != End::kNone)
+            learner.update(1, bad, 1e-2, [&](const auto&) { return end != End::kRefused; });
+          EXPECT_TRUE(end == End::kNone || end == End::kRefused);
+        } catch (const Error&) {
+        }
+        if (end != End::kOther)
+          for (const NamedParameter& p : learner.model().parameters()) p.value.raw();
+        learner.update(2, good, 1e-2);
+        if (comm.rank() != 0) return;
+        ends.emplace_back();
+        for (const NamedParameter& p : learner.model().parameters())
+          ends.back().push_back(value_of(p));
+      });
+    for (const auto& end : ends)
+      for (size_t i = 0; i < end.size(); ++i) EXPECT_TRUE(bit_equal(end[i], ends[0][i])) << i;
+  }
+}
+
+// Between updates no slice and no gathered block is held.
+TEST(ShardedWeights, UpdatesLeaveNoMemoryBehind) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(sharded_model({.layers = 4}), sharded_config({}, Sharding::kFull), comm);
+    comm.barrier();
+    const int64_t before = allocator(Device{}).stats().live_bytes;
+    comm.barrier();
+    for (int step = 0; step < 2; ++step)
+      learner.update(
+          1, [&](int64_t) { return odd_loss(learner.model(), 1); }, 1e-2);
+    comm.barrier();
+    // Blocks have been moved into one tensor, without the rounding of each.
+    EXPECT_LE(allocator(Device{}).stats().live_bytes, before + before / 20);
+    comm.barrier();
+  });
+}
+
 // Collectives of ranks that share a GPU, which NCCL has not: through the host's memory.
 class HostRanks : public Communicator {
  public:
