@@ -473,7 +473,13 @@ void validate_grpo(const TrainConfig& config) {
                 "' is more than max_completion_length, ", limit));
 }
 
-void validate_lanes(const OptimizerConfig& optimizer, const DataConfig& data) {
+void validate_sharding(const TrainConfig& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  require(optimizer.sharding != Sharding::kFull || config.batch.trainer != TrainerType::kGrpo ||
+              !config.grpo.distills_itself(config.model.lora.rank > 0),
+          str("sharding: full gathers blocks for one forward of a micro batch, and kl_estimator: ",
+              entry_of(kKlEstimators, config.grpo.kl_estimator).name,
+              " with this reference needs two; hint: sharding=gradients, or another kl_estimator"));
   const int64_t lanes = optimizer.reduction_lanes;
   require((lanes & (lanes - 1)) == 0,
           str("reduction_lanes: expected a power of two or 0, got ", lanes));
@@ -481,7 +487,7 @@ void validate_lanes(const OptimizerConfig& optimizer, const DataConfig& data) {
           str("reduction_lanes: sharding: ", entry_of(kShardingNames, optimizer.sharding).name,
               " adds micro batches over ranks, in an order that depends on their number; hint: "
               "sharding: optimizer"));
-  require(lanes == 0 || data.images.path.empty(),
+  require(lanes == 0 || config.data.images.path.empty(),
           "reduction_lanes: images stay on the ranks that read them; hint: reduction_lanes: 0");
 }
 
@@ -497,7 +503,7 @@ void TrainConfig::validate() const {
   require(ranks == 1 || device == "cpu",
           str("ranks: ", ranks, " threads of this process compute on the CPU, got device: ", device,
               "; hint: ranks: 1, and cohort train --gpus ", ranks));
-  validate_lanes(optimizer, data);
+  validate_sharding(*this);
   require(optimizer.storage.moments == MomentKind::kF32 || dtype != DType::kF64,
           "optimizer.moments: bf16 is not supported with dtype f64; hint: leave one of them out");
   validate_source(data, batch.trainer);

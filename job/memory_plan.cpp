@@ -134,9 +134,11 @@ std::string choose_sharding(TrainConfig& config, const StagePreview& stage, int6
            fraction_of(kChosenFraction, available);
   };
   const bool has_lanes = config.optimizer.reduction_lanes > 0;
-  sharding = has_lanes || fits(Sharding::kOptimizer) ? Sharding::kOptimizer
-             : fits(Sharding::kGradients)            ? Sharding::kGradients
-                                                     : Sharding::kFull;
+  const bool has_second_forward = config.batch.trainer == TrainerType::kGrpo &&
+                                  config.grpo.distills_itself(config.model.lora.rank > 0);
+  sharding = has_lanes || fits(Sharding::kOptimizer)            ? Sharding::kOptimizer
+             : has_second_forward || fits(Sharding::kGradients) ? Sharding::kGradients
+                                                                : Sharding::kFull;
   const OptimizerBytes bytes =
       optimizer_bytes(config.optimizer, stage.model, config.dtype, Device::cuda(), ranks);
   return str(entry_of(kShardingNames, sharding).name, ", of which each of ", ranks, " ranks holds ",

@@ -397,6 +397,7 @@ ModelStart::ModelStart(const StageSetup& setup) : checkpoint(checkpoint_of(setup
   if (!checkpoint.empty()) load_optimizer(setup, *this);
   if (has_completions(setup.config.batch.trainer)) load_problems(setup, *this);
   check_equal_starts(setup.comm, *this);
+  learner->place_weights();
   if (setup.config.batch.trainer == TrainerType::kDpo && !state.finished)
     pair_references = cohort::pair_references(
         setup, *this, [&] { return start_model(setup, learner->model().config()); });

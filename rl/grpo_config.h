@@ -234,6 +234,12 @@ struct GrpoConfig {
   bool distills() const {
     return beta > 0 && kl_in == KlPlace::kLoss && kernels::is_divergence(kl_estimator);
   }
+  // True if the trained model is also the reference of such a divergence, so that a micro batch has
+  // two forwards of it.
+  bool distills_itself(bool has_adapters) const {
+    return distills() && reference_type() != ReferenceType::kFolder &&
+           (has_adapters || reference_type() == ReferenceType::kPolicy);
+  }
   // True if the reference knows what the start of the policy does not, so that no reward is needed.
   bool has_teacher() const {
     return beta > 0 && kl_in == KlPlace::kLoss &&

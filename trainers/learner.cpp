@@ -43,6 +43,7 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                             cuda::make_side_stream>(model_->device(), model_->device())),
       gradients_(model_->parameters(), comm, side_.get(), config.sharding, config.reduction_lanes) {
   if (config.sharding != Sharding::kFull || comm.size() == 1) return;
+  COHORT_CHECK(reduction_lanes_ == 0, "[learner] lanes of whole weights only");
   weights_.emplace(model_->parameters(), comm, side_.get(), gradients_);
   model_->before_block([this](size_t unit) { weights_->use(unit); });
 }
@@ -104,10 +105,9 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   allocator(model_->device()).join_segments();
   const OnExit free_memory([this] { free_update(); });
   if (!weights_) return update_sharded(micro_batches, loss, learning_rate, accept, lanes);
-  on_all_ranks(comm_, [&] { weights_->allocate(); });
-  weights_->shard();
+  shard_weights();
   std::exception_ptr error;  // the same on every rank
-  Update out;
+  Update out{.made = false};
   try {
     out = update_sharded(micro_batches, loss, learning_rate, accept, lanes);
   } catch (const OutOfMemoryError&) {
@@ -116,10 +116,27 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
     error = std::current_exception();
   }
   free_update();
-  weights_->gather_all();
+  try {
+    weights_->gather_all();
+  } catch (const OutOfMemoryError& e) {
+    if (!out.made || error) throw;
+    throw Error(str(e.what(), "; the update is made, but there is no memory for all weights"));
+  }
   if (error) std::rethrow_exception(error);
   if (out.made) model_->update_derived();
   return out;
+}
+
+void Learner::shard_weights() {
+  on_all_ranks(comm_, [&] { weights_->allocate(); });
+  weights_->shard();
+}
+
+void Learner::place_weights() {
+  if (!weights_) return;
+  const OnExit free_memory([this] { weights_->free_gathered(); });
+  shard_weights();
+  weights_->gather_all();
 }
 
 Learner::Update Learner::update_sharded(int64_t micro_batches,

@@ -47,6 +47,10 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
                 double learning_rate, const Accept& accept = nullptr,
                 std::span<const int64_t> lanes = {});
 
+  // With Sharding::kFull: moves the weights of blocks to where they stay between updates. To be
+  // called by every rank before others request memory; else the first update does it.
+  void place_weights();
+
   // Runs `work` on micro batches of at most `tokens` tokens, or of fewer if less has to do. pack(n)
   // makes those of at most n tokens and returns the size of the largest; it makes no collective
   // call. If pack(), or on all ranks work(), throws OutOfMemoryError, all ranks free their caches,
@@ -78,6 +82,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
  private:
   Update update_sharded(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                         double learning_rate, const Accept& accept, std::span<const int64_t> lanes);
+  void shard_weights();
   void free_update();
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                     std::span<const int64_t> lanes, Tensor& losses, std::vector<Tensor>& stats);

@@ -140,7 +140,8 @@ void ShardedWeights::step_forward() {
 
 void ShardedWeights::step_backward() {
   gradients_.reduce_from(backward_--);
-  if (side_ != nullptr) side_->wait();
+  // The sums of the unit behind have waited for this gather, and take place beside the block.
+  if (side_ != nullptr && set_.units()[backward_ + 1].gradients == 0) side_->wait();
   if (backward_ > 1) begin_gather(backward_ - 1);
 }
 
@@ -167,6 +168,8 @@ void ShardedWeights::end_micro_batch() {
 void ShardedWeights::free_gathered() {
   if (side_ != nullptr) side_->wait();
   is_active_ = false;
+  if (!is_sharded_)
+    for (Region& region : regions_) region.own = {};
   for (Slot& slot : slots_) {
     for (const Region& region : regions_)
       if (slot.unit > 0 && region.unit == slot.unit)

@@ -39,7 +39,7 @@ class ShardedWeights : NonCopyable {  // the model's hook holds its address
   void end_micro_batch();
   // To be called before each use of a block's weights; it does nothing but in a micro batch.
   void use(size_t unit);
-  // The memory of gathered blocks is freed.
+  // The memory of gathered blocks is freed, and of slices if allocate() was all that succeeded.
   void free_gathered();
 
   // The weights of these parts (parts_in()) in the rank's slices; undefined where none are held.

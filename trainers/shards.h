@@ -110,7 +110,7 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   bool sums_each_micro_batch() const { return sums_each_; }
   // Begins and ends an update; neither calls another rank.
   void allocate();
-  // What a backward holds at most besides, for an estimate: with sums in each micro batch the
+  // Allocates, for an estimate, all that a backward holds besides: with sums in each micro batch the
   // gradients of the tables or the end, of a block in the backward and of one that is sent.
   std::vector<Tensor> allocate_most() const;
   void free();

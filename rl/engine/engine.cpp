@@ -175,11 +175,12 @@ int64_t Engine::allowed_blocks() const {
                               static_cast<double>(block_bytes_));
 }
 
-// The weights of the first block; all blocks move together (trainers/sharded_weights.h).
-static const void* address_of_weights(const Transformer& model) {
+// Updates may move weights (trainers/sharded_weights.h).
+static std::vector<const void*> addresses_of(const Transformer& model) {
+  std::vector<const void*> out;
   for (const NamedParameter& p : model.parameters())
-    if (p.unit == 1 && !p.quantized.defined()) return p.value.raw();
-  return nullptr;
+    out.push_back(p.quantized.defined() ? p.quantized.values.raw() : p.value.raw());
+  return out;
 }
 
 void Engine::ensure_capacity() {
@@ -193,8 +194,9 @@ void Engine::ensure_capacity() {
                          cache_->config().num_sequences >= wanted.num_sequences &&
                          cache_->num_blocks() >= wanted.num_blocks;
   // Recorded steps hold the addresses of weights.
-  const void* const weights = address_of_weights(model_);
-  const bool has_moved = std::exchange(weights_, weights) != weights;
+  std::vector<const void*> weights = addresses_of(model_);
+  const bool has_moved = weights != weights_;
+  weights_ = std::move(weights);
   if (is_enough && !has_moved && slots_ != nullptr && slots_->limits().cover(wanted.limits)) return;
   const SlotLimits limits =
       slots_ == nullptr ? wanted.limits : wanted.limits.with(slots_->limits());

@@ -112,8 +112,8 @@ class Engine {
   Scheduler scheduler_;
   std::unique_ptr<KVCache> cache_;
   std::unique_ptr<DecodeSlots> slots_;
-  const void* weights_ = nullptr;  // their address when slots_ was made
-  Scheduler::Capacity capacity_;   // that the cache has, or that could not be allocated
+  std::vector<const void*> weights_;  // their addresses when slots_ was made
+  Scheduler::Capacity capacity_;      // that the cache has, or that could not be allocated
   bool has_reported_shrinking_ = false, has_reported_kept_memory_ = false;
 
   bool has_new_requests_ = false;            // since ensure_capacity()

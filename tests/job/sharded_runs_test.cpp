@@ -139,6 +139,15 @@ TEST_F(ShardedRuns, AnotherStateBesideTheIndexIsRefused) {
   verify_checkpoint(checkpoint);
 }
 
+// A micro batch then has two forwards of the trained model.
+TEST_F(ShardedRuns, FullRefusesADivergenceFromTheModelItself) {
+  const std::vector<std::string> own = {"ranks=2", "sharding=full", "beta=0.1",
+                                        "kl_estimator=reverse", "lora.rank=2"};
+  EXPECT_THROW_WITH(train("own", kSmallGrpo, own), InputError, "hint: sharding=gradients");
+  const std::vector<std::string> copy(own.begin(), own.end() - 1);  // without lora: another model
+  train("copy", kSmallGrpo, copy);
+}
+
 // The steps of weights are measured over all ranks.
 TEST_F(ShardedRuns, MeasureTheirUpdatesAsOthersDo) {
   std::vector<double> norms;

@@ -134,6 +134,56 @@ TEST(ShardedWeights, AFailedUpdateChangesNothing) {
   }
 }
 
+// Where memory ends when the update is made, it must not be made again: that is no
+// OutOfMemoryError.
+TEST(ShardedWeights, AnUpdateThatIsMadeIsNotRepeated) {
+  int made_and_failed = 0;
+  for (int64_t request = 0; request < 6; ++request) {
+    std::optional<AllocationFaults> fault;
+    run_local_ranks(2, [&](Communicator& comm) {
+      Learner learner(sharded_model({.layers = 3}), sharded_config({}, Sharding::kFull), comm);
+      const auto accept = [&](const kernels::PolicyLossStats&) {
+        comm.barrier();
+        if (comm.rank() == 0) fault.emplace(Device{}, request);
+        comm.barrier();
+        return true;
+      };
+      int64_t updates = 1;
+      try {
+        learner.update(
+            1, [&](int64_t) { return odd_loss(learner.model(), 1); }, 1e-2, accept);
+      } catch (const OutOfMemoryError&) {
+        updates = 0;
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("the update is made"), std::string::npos) << e.what();
+        made_and_failed += comm.rank() == 0;
+      }
+      comm.barrier();
+      if (comm.rank() == 0) fault.reset();
+      EXPECT_EQ(learner.optimizer().updates(), updates) << request;
+    });
+  }
+  EXPECT_GT(made_and_failed, 0);
+}
+
+TEST(ShardedWeights, ArePlacedBeforeTheFirstUpdate) {
+  run_local_ranks(2, [&](Communicator& comm) {
+    Learner learner(sharded_model({.layers = 3}), sharded_config({}, Sharding::kFull), comm);
+    const auto addresses = [&] {
+      std::vector<const void*> out;
+      for (const NamedParameter& p : learner.model().parameters()) out.push_back(p.value.raw());
+      return out;
+    };
+    const Tensor before = learner.model().parameters()[5].value.clone();
+    learner.place_weights();
+    EXPECT_TRUE(bit_equal(learner.model().parameters()[5].value, before));
+    const auto placed = addresses();
+    learner.update(
+        1, [&](int64_t) { return odd_loss(learner.model(), 1); }, 1e-2);
+    EXPECT_EQ(addresses(), placed);
+  });
+}
+
 // Between updates no slice and no gathered block is held.
 TEST(ShardedWeights, UpdatesLeaveNoMemoryBehind) {
   run_local_ranks(2, [&](Communicator& comm) {
