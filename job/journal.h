@@ -3,7 +3,7 @@
 //
 //   RUN/[STAGE/]journal/step-00000012.rank-0-of-2    step 12, counted as metrics.jsonl does
 //
-// A file begins with a line "cohort-journal 2 BYTES CHECKSUM". A StepRecord of BYTES bytes follows,
+// A file begins with a line "cohort-journal 3 BYTES CHECKSUM". A StepRecord of BYTES bytes follows,
 // which zlib has compressed. The checksum is 16 hex digits of XXH3-64, of the line before it and of
 // all that follows the line.
 #pragma once
@@ -42,8 +42,7 @@ struct StepRecord {
   const RecordedCompletion* find(int64_t index) const;
 };
 
-// The hash of the trained parameters, in order (kernels/weight_hash.h). Synchronizes with the
-// device.
+// The sum of the fingerprints of the trained parameters. Synchronizes with the device.
 uint64_t weights_hash(const Transformer& model);
 
 // The configuration that a journal records, as YAML: without name and output_dir, which make no

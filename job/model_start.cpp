@@ -217,51 +217,29 @@ void load_problems(const StageSetup& setup, ModelStart& start) {
   }
 }
 
-// Checksum over tensor names and contents.
-uint64_t checksum_of(const std::vector<TensorSource>& sources) {
-  uint64_t sum = 0;
-  for (const TensorSource& source : sources) {
-    const Tensor host = source.make().contiguous().to(Device{});  // one at a time
-    sum = checksum(source.name, sum);
-    sum = checksum({static_cast<const char*>(host.raw()), static_cast<size_t>(host.nbytes())}, sum);
-  }
-  return sum;
-}
-
-// Checksum over the weights that are trained: frozen ones have a fingerprint.
-uint64_t checksum_of(const Transformer& model) {
-  std::vector<TensorSource> out;
-  for (const NamedParameter& p : model.parameters())
-    if (p.trained()) out.push_back({.name = p.name, .make = [&p] { return p.value; }});
-  return checksum_of(out);
-}
-
-// Throws InputError on every rank, naming the first rank and part that differ from those of rank 0.
+// Throws InputError on every rank, naming the first part that is not that of rank 0, and its ranks.
 void check_equal_starts(Communicator& comm, const ModelStart& start) {
   if (comm.size() == 1) return;
+  std::vector<Fingerprint> all;
+  const auto add = [&](const char* what, const std::vector<Fingerprint>& parts) {
+    for (const auto& [name, sum] : parts) all.push_back({str(what, " (", name, ")"), sum});
+  };
+  const Transformer &model = start.learner->model(), *reference = start.reference->policy().model;
+  const Optimizer& optimizer = start.learner->optimizer();
   std::string data = start.data.fingerprint;
   for (const EvalSet& set : start.sets) data += set.fingerprint;
   for (const auto& [name, content] : start.data.tokenizer->files()) data += name + content;
-  const Transformer &model = start.learner->model(), *reference = start.reference->policy().model;
-  const Optimizer& optimizer = start.learner->optimizer();
-  const std::pair<const char*, uint64_t> parts[] = {
-      {"weights", checksum_of(model)},
-      // Each rank has read its own part of a sharded one.
-      {"optimizer state", optimizer.is_sharded() ? 0 : checksum_of(optimizer.state_sources())},
-      {"data", checksum(data)},
-      {"reference weights",
-       reference == nullptr || reference == &model ? 0 : checksum_of(*reference)}};
-  const auto ranks = static_cast<size_t>(comm.size()), count = std::size(parts);
-  std::vector<std::string> all(ranks * count);
-  for (size_t i = 0; i < count; ++i)
-    all[static_cast<size_t>(comm.rank()) * count + i] = str(parts[i].second);
-  all = gather_texts(comm, all);
-  for (size_t i = count; i < all.size(); ++i)
-    if (all[i] != all[i % count])
-      throw InputError(str("the ranks do not start alike: rank ", i / count, " has other ",
-                           parts[i % count].first,
-                           " than rank 0; hint: all hosts must see the same files and run the "
-                           "same build on the same kind of processor"));
+  add("weights", weight_fingerprints(model.parameters()));
+  // Each rank has read its own part of a sharded one.
+  if (!optimizer.is_sharded()) add("optimizer state", optimizer.fingerprints());
+  all.push_back({"data", static_cast<int64_t>(checksum(data))});
+  if (reference != nullptr && reference != &model)
+    add("reference weights", weight_fingerprints(reference->parameters()));
+  const std::string difference = first_difference(comm, all);
+  if (!difference.empty())
+    throw InputError(str("the ranks do not start alike: ", difference,
+                         "; hint: all hosts must see the same files and run the same build on the "
+                         "same kind of processor"));
 }
 
 // The model that a stage with a checkpoint has begun with.

@@ -153,11 +153,23 @@ void Stage::save(bool finished) {
     throw Error(str("the run directory ", setup_.dir,
                     " is gone: it was removed or renamed during training, and nothing can be "
                     "saved; hint: start again"));
+  check_equal_weights();
   state_.finished = finished;
   write_files(setup_.dir);
   saved_at_ = std::chrono::steady_clock::now();
   setup_.comm.barrier();
   clock.lap("checkpoint");
+}
+
+// Throws Error on every rank. Updates keep the weights equal to the bit.
+void Stage::check_equal_weights() {
+  if (setup_.comm.size() == 1) return;
+  const std::string difference =
+      first_difference(setup_.comm, weight_fingerprints(model().parameters()));
+  if (!difference.empty())
+    throw Error(str("step ", state_.step, " is not saved: ", difference,
+                    ", so that a GPU, memory or a link has made an error; hint: resume from the "
+                    "last checkpoint, and test or replace the hardware of that rank"));
 }
 
 void Stage::write_files(const std::string& dir) {

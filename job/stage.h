@@ -86,6 +86,7 @@ class Stage : NonCopyable {
   bool evaluate();
   void remember_step();
   void save(bool finished);
+  void check_equal_weights();
   // True if a step has ended whose evaluation is due (eval.every).
   bool evaluation_due() const {
     return state_.step < config_.batch.steps && config_.eval.every > 0 &&

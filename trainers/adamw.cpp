@@ -120,6 +120,18 @@ std::vector<double> Optimizer::sample_weights() const {
   return out;
 }
 
+std::vector<Fingerprint> Optimizer::fingerprints() const {
+  if (host_state_) host_state_->synchronize();
+  std::vector<FingerprintSource> sources;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const kernels::AdamWTensor& t = tensors_[i];
+    sources.push_back({".m", t.m, parts_[i]});
+    sources.push_back({".v", t.v, parts_[i]});
+    if (t.low_bits.defined()) sources.push_back({".low_bits", t.low_bits, parts_[i]});
+  }
+  return cohort::fingerprints(set_, sources);
+}
+
 size_t Optimizer::part_of(size_t parameter) const {
   const auto part = std::ranges::lower_bound(parts_, parameter, {}, &ParameterPart::parameter);
   return static_cast<size_t>(part - parts_.begin());

@@ -10,8 +10,8 @@
 #include "core/non_copyable.h"
 #include "data/safetensors.h"
 #include "nn/transformer.h"
+#include "trainers/fingerprints.h"
 #include "trainers/host_state.h"
-#include "trainers/shards.h"
 
 namespace cohort {
 
@@ -122,6 +122,8 @@ class Optimizer : NonCopyable {
   // each parameter, of which a sharded optimizer has its parts, times a factor such that the norm
   // of the sample estimates that of all trained weights. Synchronizes with the device.
   std::vector<double> sample_weights() const;
+  // Of the state of each parameter, "NAME.m" for instance, or of this rank's part of it.
+  std::vector<Fingerprint> fingerprints() const;
 
   // The state of every parameter, or of those of a unit, whole: "NAME.m", "NAME.v" and, of bf16
   // parameters, the f32 "NAME.master", combined on the CPU. Tensors in the host's memory are the

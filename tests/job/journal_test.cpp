@@ -107,7 +107,7 @@ std::string file_of(const std::string& raw) {
     body += block;
   }
   for (const uint32_t byte : {b >> 8, b, a >> 8, a}) append(byte, 1);
-  const std::string start = str("cohort-journal 2 ", raw.size(), " ");
+  const std::string start = str("cohort-journal 3 ", raw.size(), " ");
   return str(start, hex(checksum(body, checksum(start))), "\n", body);
 }
 

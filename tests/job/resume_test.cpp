@@ -357,7 +357,8 @@ TEST_F(ResumeRanks, WithOtherWeightsAreRefused) {
   const std::string one = trained("one", {}), other = trained("other", {"seed=2"});
   start(plan, one, plan, one);
   EXPECT_THROW_WITH(start(plan, one, plan, other), InputError,
-                    "the ranks do not start alike: rank 1 has other weights than rank 0");
+                    "the ranks do not start alike: rank 1 has other weights "
+                    "(model.embed_tokens.weight) than rank 0");
   // Also where no checkpoint is involved.
   fs::create_directories(dir_.path("fresh"));
   EXPECT_THROW_WITH(start(plan, dir_.path("fresh"),
@@ -371,7 +372,7 @@ TEST_F(ResumeRanks, WithAnotherOptimizerStateAreRefused) {
   const std::string one = trained("one", {"learning_rate=0"}),
                     other = trained("other", {"learning_rate=0", "batch_size=3"});
   EXPECT_THROW_WITH(start(plan, one, plan, other), InputError,
-                    "rank 1 has other optimizer state than rank 0");
+                    "rank 1 has other optimizer state (model.embed_tokens.weight.m) than rank 0");
 }
 
 TEST_F(ResumeRanks, WithOtherDataAreRefused) {
@@ -382,6 +383,40 @@ TEST_F(ResumeRanks, WithOtherDataAreRefused) {
   fs::create_directories(dir_.path("fresh"));
   EXPECT_THROW_WITH(start(plan, dir_.path("fresh"), other, dir_.path("fresh")), InputError,
                     "rank 1 has other data than rank 0");
+}
+
+// A wrong bit on one rank ends all, and nothing of the step is written.
+TEST_F(ResumeRanks, WithOtherWeightsSaveNothing) {
+  for (const char* sharding : {"sharding=none", "sharding=optimizer"})
+    for (const int bad : {-1, 0, 2}) {
+      const RunPlan plan =
+          small_plan(dir_, "plan", kResumedSft, {sharding, "steps=1", "warmup_steps=0"});
+      const std::string run = dir_.path(str(sharding, bad));
+      fs::create_directories(run);
+      const std::atomic<bool> stop{false};
+      std::atomic<int> refusals = 0;
+      Reporter reporter;
+      run_local_ranks(3, [&](Communicator& comm) {
+        Stage stage({plan.stages[0], run, comm, reporter, stop});
+        for (const NamedParameter& p : stage.model().parameters())
+          if (comm.rank() == bad && p.name == "model.norm.weight")
+            *(static_cast<uint8_t*>(const_cast<void*>(p.value.raw())) + p.value.nbytes() - 3) ^= 1;
+        stage.state().step = 1;
+        const std::string ranks = bad == 0 ? "ranks 1, 2 have" : "rank 2 has";
+        try {
+          stage.finish();
+        } catch (const Error& e) {
+          EXPECT_EQ(dynamic_cast<const InputError*>(&e), nullptr);  // which would save the step
+          EXPECT_TRUE(std::string(e.what()).starts_with(
+              str("step 1 is not saved: ", ranks, " other model.norm.weight than rank 0")))
+              << e.what();
+          ++refusals;
+        }
+      });
+      EXPECT_EQ(refusals, bad < 0 ? 0 : 3);
+      EXPECT_EQ(has_checkpoint(run + "/checkpoints"), bad < 0);
+      EXPECT_EQ(fs::exists(run + "/checkpoints"), bad < 0);
+    }
 }
 
 // ---- Undamaged but bad checkpoints -------------------------------------------------------------
