@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/on_exit.h"
 #include "data/safetensors.h"
 #include "sys/files.h"
 #include "trainers/across_ranks.h"
@@ -79,6 +80,7 @@ Layout layout_of(const Optimizer& optimizer, const ParameterSet& set, int ranks)
 std::vector<WrittenFile> write_sharded_state(Optimizer& optimizer, const ParameterSet& set,
                                              Communicator& comm, const std::string& folder) {
   const auto own = static_cast<size_t>(comm.rank());
+  const OnExit free_gathered([&] { optimizer.free_gathered(); });
   const Layout layout = layout_of(optimizer, set, comm.size());
   const std::string &file = layout.file_of[own], path = folder + "/" + file;
   std::optional<SafetensorsWriter> writer;
@@ -89,16 +91,20 @@ std::vector<WrittenFile> write_sharded_state(Optimizer& optimizer, const Paramet
   });
   size_t rounds = 0;
   for (const auto& units : layout.units) rounds = std::max(rounds, units.size());
+  const std::vector<size_t>& mine = layout.units[own];
   for (size_t round = 0; round < rounds; ++round) {
+    const bool writes = round < mine.size();
+    together(comm, [&] {
+      optimizer.allocate_gathered(writes ? std::optional(mine[round]) : std::nullopt);
+    });
     for (size_t rank = 0; rank < layout.units.size(); ++rank)
       if (round < layout.units[rank].size())
         optimizer.gather_state(comm, layout.units[rank][round], static_cast<int>(rank));
     together(comm, [&] {
-      if (round >= layout.units[own].size()) return;
-      for (const TensorSource& source : optimizer.state_sources(layout.units[own][round]))
+      if (!writes) return;
+      for (const TensorSource& source : optimizer.state_sources(mine[round]))
         writer->append(source);
     });
-    optimizer.free_gathered();
   }
   std::vector<std::string> written(layout.units.size());
   together(comm, [&] {

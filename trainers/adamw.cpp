@@ -41,6 +41,9 @@ DType Optimizer::moments_of(DType parameter) const {
 
 void Optimizer::allocate_workspace() {
   if (host_state_) host_state_->allocate_buffers();
+  allocate_gather_memory();
+}
+void Optimizer::allocate_gather_memory() {
   if (is_sharded() && !gather_memory_.defined())
     gather_memory_ =
         Tensor::empty({PartGather::memory_bytes(set_, slices_)}, DType::kU8, set_.device());
@@ -170,11 +173,11 @@ std::vector<TensorSource> Optimizer::state_sources(std::optional<size_t> unit) c
   return out;
 }
 
-void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
+void Optimizer::allocate_gathered(std::optional<size_t> unit) {
   if (!is_sharded()) return;
-  if (host_state_) host_state_->synchronize();
-  if (comm.rank() == to) gathered_.clear();
-  for (size_t i = 0; comm.rank() == to && i < set_.size(); ++i) {
+  gathered_.clear();
+  allocate_gather_memory();
+  for (size_t i = 0; i < set_.size(); ++i) {
     const NamedParameter& p = set_[i];
     if (!p.trained() || p.unit != unit) continue;
     State& state = gathered_[i];
@@ -183,17 +186,29 @@ void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
     if (p.value.dtype() == DType::kBF16)
       state.low_bits = Tensor::empty({2 * p.value.numel()}, DType::kU8);
   }
+}
+
+void Optimizer::free_gathered() {
+  gathered_.clear();
+  gather_memory_ = {};
+}
+
+void Optimizer::gather_state(Communicator& comm, size_t unit, int to) {
+  if (!is_sharded()) return;
+  if (host_state_) host_state_->synchronize();
   const PartGather parts(set_, comm, config_.reduction_lanes);
   const auto gather = [&](DType parameter, DType dtype, int64_t width, Tensor State::*member) {
-    parts.gather(unit, {.parameter = parameter,
-                        .dtype = dtype,
-                        .width = width,
-                        .mine = [&](const ParameterPart& piece) { return state_of(piece).*member; },
-                        .store =
-                            [&](const ParameterPart& piece, const Tensor& values) {
-                              if (comm.rank() != to) return;
-                              piece.of(gathered_.at(piece.parameter).*member, width).copy_(values);
-                            }});
+    parts.gather(unit,
+                 {.parameter = parameter,
+                  .dtype = dtype,
+                  .width = width,
+                  .mine = [&](const ParameterPart& piece) { return state_of(piece).*member; },
+                  .store =
+                      [&](const ParameterPart& piece, const Tensor& values) {
+                        if (comm.rank() != to) return;
+                        piece.of(gathered_.at(piece.parameter).*member, width).copy_(values);
+                      }},
+                 gather_memory_);
   };
   const DType accumulated = accumulate_dtype(set_.dtype());
   for (const DType dtype : {set_.dtype(), accumulated}) {

@@ -130,10 +130,13 @@ class Optimizer : NonCopyable {
   // state itself, which the next step changes. Of a sharded state, a source can be made while
   // gather_state() has its unit.
   std::vector<TensorSource> state_sources(std::optional<size_t> unit = {}) const;
-  // Gathers the state of a unit on the host of rank `to`, in place of the last unit there. Every
-  // rank calls it; without sharding it does nothing.
+  // Allocates what gather_state() needs: for the state of `unit` on this rank's host, in place of
+  // the last unit there, or with nullopt for that of another rank. Makes no collective call.
+  void allocate_gathered(std::optional<size_t> unit);
+  // Gathers the state of a unit on the host of rank `to`. Every rank calls it, after
+  // allocate_gathered(), and requests no memory. Without sharding it does nothing.
   void gather_state(Communicator& comm, size_t unit, int to);
-  void free_gathered() { gathered_.clear(); }
+  void free_gathered();
   // Reads the files that any number of ranks has written. Also rounds masters into their
   // parameters, and f32 moments to nearest if they are bf16 here. If the state is sharded, only the
   // parts of this rank are read, and gather_weights() has to follow. Throws InputError if a tensor
@@ -148,6 +151,7 @@ class Optimizer : NonCopyable {
   DType moments_of(DType parameter) const;
   // The index of a parameter's part among `parts_`.
   size_t part_of(size_t parameter) const;
+  void allocate_gather_memory();
   // The state of a part of this rank, or of a piece of one.
   State state_of(const ParameterPart& piece) const;
   void load_part(const SafetensorsFolder& files, size_t i);
@@ -159,7 +163,7 @@ class Optimizer : NonCopyable {
   const ParameterSet& set_;
   std::vector<ParameterPart> parts_;  // those whose state is in `tensors_`
   std::vector<kernels::AdamWTensor> tensors_;
-  Tensor gather_memory_;   // the workspace of gather_weights()
+  Tensor gather_memory_;   // u8, of gather_weights() and gather_state()
   size_t host_count_ = 0;  // the first tensors, whose state is in the host's memory
   std::optional<HostState> host_state_;
   std::map<size_t, State> gathered_;  // by the parameter

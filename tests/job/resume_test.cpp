@@ -387,7 +387,7 @@ TEST_F(ResumeRanks, WithOtherDataAreRefused) {
 
 // A wrong bit on one rank ends all, and nothing of the step is written.
 TEST_F(ResumeRanks, WithOtherWeightsSaveNothing) {
-  for (const char* sharding : {"sharding=none", "sharding=optimizer"})
+  for (const char* sharding : {"sharding=none", "sharding=optimizer", "sharding=full"})
     for (const int bad : {-1, 0, 2}) {
       const RunPlan plan =
           small_plan(dir_, "plan", kResumedSft, {sharding, "steps=1", "warmup_steps=0"});

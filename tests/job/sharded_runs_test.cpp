@@ -1,9 +1,13 @@
 // Runs whose ranks hold slices: their weights and state are those of ranks that hold everything,
 // and any number of ranks resumes them.
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <thread>
 
+#include "core/allocator.h"
 #include "job/sharded_state.h"
 #include "tests/job/small_runs.h"
 
@@ -196,6 +200,66 @@ TEST_F(ShardedRuns, LanesThatRanksDoNotDivideAreRefused) {
                     "reduction_lanes: expected a power of two");
   EXPECT_THROW_WITH(train("c", kSmallSft, {"reduction_lanes=4", "sharding=gradients"}), InputError,
                     "hint: sharding: optimizer");
+}
+
+// Lets the second request for memory that rank 1 makes after its second sum over ranks fail, while
+// rank 0 makes none.
+class FailingMemory final : public Communicator {
+ public:
+  FailingMemory(Communicator& inner, std::optional<AllocationFaults>& faults,
+                std::atomic<bool>& begun)
+      : inner_(inner), faults_(faults), begun_(begun) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void all_reduce(Tensor& t, Reduce op) override {
+    inner_.all_reduce(t, op);
+    if (++sums_ != 2) return;
+    if (rank() == 1) {
+      faults_.emplace(Device{}, kFailing);
+      begun_ = true;
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (rank() == 0 && (!begun_ || faults_->requests() <= kFailing) &&
+           std::chrono::steady_clock::now() < end)
+      std::this_thread::yield();
+  }
+  void all_to_all(Tensor& received, const Tensor& parts, const RankSets& among) override {
+    inner_.all_to_all(received, parts, among);
+  }
+  void all_gather(Tensor& all) override { inner_.all_gather(all); }
+  void barrier() override { inner_.barrier(); }
+
+ private:
+  static constexpr int64_t kFailing = 1;
+  Communicator& inner_;
+  std::optional<AllocationFaults>& faults_;
+  std::atomic<bool>& begun_;
+  int sums_ = 0;
+};
+
+// The sums come before the first unit: they say that both ranks have made their files.
+TEST(ShardedState, EveryRankSaysWhyOneCannotGather) {
+  const TempDir dir;
+  std::optional<AllocationFaults> faults;
+  std::atomic<bool> begun = false;
+  std::vector<std::string> errors(2);
+  run_local_ranks(2, [&](Communicator& comm) {
+    ParameterSet set(DType::kF32, {}, 1);
+    set.add({"a", {70}});
+    set.begin_unit();
+    set.add({"b", {90}});
+    Optimizer optimizer(set, {}, 0, Slices::of_rank(comm.rank(), 2, 0));
+    FailingMemory failing(comm, faults, begun);
+    try {
+      write_sharded_state(optimizer, set, failing, dir.path(""));
+    } catch (const PeerError& e) {
+      ADD_FAILURE() << "rank " << comm.rank() << ": " << e.what();
+    } catch (const Error& e) {
+      errors[static_cast<size_t>(comm.rank())] = e.what();
+    }
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("out of memory: request 1 on cpu"), error.npos) << error;
 }
 
 TEST(WritersOfUnits, ShareTheBytes) {

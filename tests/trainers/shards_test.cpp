@@ -20,12 +20,17 @@ namespace {
 constexpr Sharding kShardings[] = {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients,
                                    Sharding::kFull};
 
+void gather_state(Optimizer& optimizer, Communicator& comm, size_t unit, int to) {
+  optimizer.allocate_gathered(comm.rank() == to ? std::optional(unit) : std::nullopt);
+  optimizer.gather_state(comm, unit, to);
+}
+
 // The whole state, on rank 0.
 NamedTensors state_of(Learner& learner, Communicator& comm) {
   NamedTensors out;
   Optimizer& optimizer = learner.optimizer();
   for (size_t unit = 0; unit < learner.model().parameters().units().size(); ++unit) {
-    optimizer.gather_state(comm, unit, 0);
+    gather_state(optimizer, comm, unit, 0);
     if (comm.rank() != 0) continue;
     for (auto& [name, tensor] : tensors_of(optimizer.state_sources(unit)))
       out.emplace_back(name, tensor.clone());
@@ -438,7 +443,7 @@ TEST(Sharding, MastersAreReadAndGatheredInParts) {
       }
       for (size_t unit = 0; unit < 2; ++unit) {
         const int to = comm.size() - 1;
-        optimizer.gather_state(comm, unit, to);
+        gather_state(optimizer, comm, unit, to);
         if (comm.rank() == to)
           for (auto& [name, tensor] : tensors_of(optimizer.state_sources(unit)))
             read.emplace_back(name, tensor.clone());
@@ -481,7 +486,7 @@ TEST(Sharding, FingerprintsOfTheStateDoNotDependOnRanks) {
         }
         NamedTensors state;
         for (size_t unit = 0; unit < 2; ++unit) {
-          optimizer.gather_state(comm, unit, 0);
+          gather_state(optimizer, comm, unit, 0);
           if (comm.rank() == 0)
             for (auto& [name, tensor] : tensors_of(optimizer.state_sources(unit)))
               state.emplace_back(name, tensor.clone());
