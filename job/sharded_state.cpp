@@ -50,7 +50,7 @@ struct Layout {
   std::vector<std::pair<std::string, std::vector<TensorSource>>> files;
 };
 
-Layout layout_of(const Optimizer& optimizer, const ParameterSet& set, int ranks) {
+Layout layout_of(Optimizer& optimizer, const ParameterSet& set, int ranks) {
   int64_t weights = 0;  // rank 0 writes them
   for (const NamedParameter& p : set) weights += p.trained() ? p.value.nbytes() : 0;
   std::vector<int64_t> bytes(set.units().size());

@@ -1,6 +1,7 @@
 // AdamW (Loshchilov and Hutter 2019): moments and masters of each parameter.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "trainers/optimizer.h"
 
@@ -149,25 +150,26 @@ Optimizer::State Optimizer::state_of(const ParameterPart& piece) const {
   return out;
 }
 
-std::vector<TensorSource> Optimizer::state_sources(std::optional<size_t> unit) const {
+std::vector<TensorSource> Optimizer::state_sources(std::optional<size_t> unit) {
   if (host_state_) host_state_->synchronize();
   std::vector<TensorSource> out;
   for (size_t i = 0; i < set_.size(); ++i) {
     const NamedParameter& p = set_[i];
     if (!p.trained() || (unit && p.unit != *unit)) continue;
     const Shape shape = p.value.shape();
-    const auto state = [this, i] {
-      return is_sharded() ? gathered_.at(i)
-                          : state_of({.parameter = i, .count = set_[i].value.numel()});
+    const auto take = [this, i](Tensor State::*member) {
+      return is_sharded() ? std::exchange(gathered_.at(i).*member, {})
+                          : state_of({.parameter = i, .count = set_[i].value.numel()}).*member;
     };
     const auto add = [&](const char* suffix, DType dtype, std::function<Tensor()> make) {
       out.push_back({p.name + suffix, shape, stored_name(dtype), std::move(make)});
     };
-    add(".m", moments_of(p.value.dtype()), [=] { return state().m.reshape(shape); });
-    add(".v", moments_of(p.value.dtype()), [=] { return state().v.reshape(shape); });
+    add(".m", moments_of(p.value.dtype()), [=] { return take(&State::m).reshape(shape); });
+    add(".v", moments_of(p.value.dtype()), [=] { return take(&State::v).reshape(shape); });
     if (p.value.dtype() == DType::kBF16)
       add(".master", DType::kF32, [=, this] {
-        return kernels::combine_master(set_[i].value.to(Device{}), state().low_bits.to(Device{}));
+        return kernels::combine_master(set_[i].value.to(Device{}),
+                                       take(&State::low_bits).to(Device{}));
       });
   }
   return out;

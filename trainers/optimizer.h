@@ -127,9 +127,9 @@ class Optimizer : NonCopyable {
 
   // The state of every parameter, or of those of a unit, whole: "NAME.m", "NAME.v" and, of bf16
   // parameters, the f32 "NAME.master", combined on the CPU. Tensors in the host's memory are the
-  // state itself, which the next step changes. Of a sharded state, a source can be made while
-  // gather_state() has its unit.
-  std::vector<TensorSource> state_sources(std::optional<size_t> unit = {}) const;
+  // state itself, which the next step changes. Of a sharded state, a source can be made once after
+  // gather_state() of its unit: it takes the tensor from there, or for a master the low bits.
+  std::vector<TensorSource> state_sources(std::optional<size_t> unit = {});
   // Allocates what gather_state() needs: for the state of `unit` on this rank's host, in place of
   // the last unit there, or with nullopt for that of another rank. Makes no collective call.
   void allocate_gathered(std::optional<size_t> unit);

@@ -63,7 +63,7 @@ OptimizerConfig config_of(const Kind& kind, StatePlace place, int64_t host_units
   return config;
 }
 
-void expect_equal_state(const Optimizer& a, const Optimizer& b) {
+void expect_equal_state(Optimizer& a, Optimizer& b) {
   const NamedTensors left = tensors_of(a.state_sources()), right = tensors_of(b.state_sources());
   ASSERT_EQ(left.size(), right.size());
   for (size_t i = 0; i < left.size(); ++i) {
@@ -74,7 +74,7 @@ void expect_equal_state(const Optimizer& a, const Optimizer& b) {
 }
 
 // The values of all parameters, one after the other, those of bf16 from their masters.
-std::vector<double> trained_values(const Optimizer& optimizer, const Parameters& parameters) {
+std::vector<double> trained_values(Optimizer& optimizer, const Parameters& parameters) {
   std::vector<Tensor> tensors;
   for (const auto& [name, tensor] : tensors_of(optimizer.state_sources()))
     if (name.ends_with(".master")) tensors.push_back(tensor);

@@ -457,6 +457,39 @@ TEST(Sharding, MastersAreReadAndGatheredInParts) {
   }
 }
 
+// A save holds no more on the host than the plan of the memory counts: the bytes in the file.
+TEST(Sharding, GatheredStateTakesNoMoreThanItsFile) {
+  for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16})
+    run_local_ranks(2, [&](Communicator& comm) {
+      constexpr int64_t kSize = 1 << 20;
+      ParameterSet set(DType::kBF16, {}, std::nullopt);
+      set.add({"a", {kSize}});
+      set.add({"b", {2 * kSize}});
+      OptimizerConfig config;
+      config.storage.moments = moments;
+      const Slices slices = Slices::of_rank(comm.rank(), 2, 0);
+      Optimizer optimizer(set, config, 0, slices);
+      Allocator& memory = allocator(Device{});
+      comm.barrier();
+      const int64_t before = memory.stats().live_bytes + 2 * PartGather::memory_bytes(set, slices);
+      comm.barrier();
+      gather_state(optimizer, comm, 0, 0);
+      comm.barrier();
+      if (comm.rank() == 0) {
+        EXPECT_GE(memory.stats().live_bytes - before, 6 * 3 * kSize);
+        memory.reset_peak();
+        int64_t saved = 0;
+        for (const TensorSource& source : optimizer.state_sources(0)) {
+          EXPECT_EQ(source.make().numel(), source.shape.numel());
+          saved += source.bytes();
+        }
+        EXPECT_LE(memory.stats().peak_bytes - before, saved);
+        EXPECT_LT(memory.stats().live_bytes - before, kSize);
+      }
+      comm.barrier();
+    });
+}
+
 // State that two ranks have read and gathered has the same fingerprints on any number of ranks.
 TEST(Sharding, FingerprintsOfTheStateDoNotDependOnRanks) {
   for (const MomentKind moments : {MomentKind::kF32, MomentKind::kBF16}) {
