@@ -76,7 +76,8 @@ TrainConfig with_micro_batch(const TrainConfig& config, const StagePreview& stag
                    " tokens");
     return out;
   }
-  const FreeMemory free{.device = free_memory(device) / config.ranks,
+  const int64_t nccl = device.is_cuda() ? nccl_bytes(ranks / config.ranks) : 0;
+  const FreeMemory free{.device = (free_memory(device) - nccl) / config.ranks,
                         .host = free_memory(Device{}) / ranks};
   chosen = choose_by_memory(out, stage, ranks, free).micro_batch;
   return out;

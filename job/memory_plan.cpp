@@ -12,8 +12,11 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 // Device memory that no tensor gets: the CUDA context, cuBLASLt and the kernels, which are loaded
 // at their first launch. An H100 takes 524 MiB (bench/results/h200.md); the rest is for a display.
 constexpr int64_t kCudaBytes = 1024 * kMiB;
-// Buffers of NCCL with several GPUs, an allowance as well.
-constexpr int64_t kNcclBytes = 1024 * kMiB;
+// Buffers of NCCL's communicator for one set of connections: on each of 32 channels 10 MiB to
+// receive (512 KiB of LL, 4.7 of LL128, 4 of Simple, in units of 2 MiB) and 2 MiB to send. There is
+// a set for the rings, and with all_to_all one for each other GPU of the host: 3.28 GB were seen on
+// eight H100 (NVIDIA/nccl#1685). GPUs with slower links take fewer channels.
+constexpr int64_t kNcclSetBytes = 32 * (10 + 2) * kMiB, kMostGpusOfHost = 8;
 // Fraction of the rest that tensors may use. Segments of the allocator are not joined, and the
 // estimate is up to 1.3 % below the measured peak (bench/results/h200.md).
 constexpr double kUsable = 0.95;
@@ -36,7 +39,7 @@ ModelConfig planned_model(const TrainConfig& config, const StagePreview& stage) 
 }
 
 int64_t free_bytes(const GpuProperties& gpu, int64_t ranks) {
-  return gpu.memory - kCudaBytes - (ranks > 1 ? kNcclBytes : 0);
+  return gpu.memory - kCudaBytes - nccl_bytes(ranks);
 }
 
 int64_t fraction_of(double fraction, int64_t bytes) {
@@ -292,6 +295,10 @@ MemoryEstimate memory_of(const TrainConfig& config, const StagePreview& stage, i
       shape.rollout_sequences = std::min<int64_t>(1, shape.rollout_sequences);
   }
   return estimate_memory(planned_model(config, stage), config.dtype, shape);
+}
+
+int64_t nccl_bytes(int64_t ranks) {
+  return ranks > 1 ? kNcclSetBytes * std::min(ranks, kMostGpusOfHost) : 0;
 }
 
 MemoryChoice choose_by_memory(TrainConfig& config, const StagePreview& stage, int64_t ranks,

@@ -29,6 +29,8 @@ enum class CacheSize { kSequence, kRollout };
 MemoryEstimate memory_of(const TrainConfig& config, const StagePreview& stage, int64_t ranks,
                          CacheSize cache = CacheSize::kRollout);
 
+// Bytes of a GPU that NCCL takes for `ranks` GPUs, when the first update sends; 0 for one.
+int64_t nccl_bytes(int64_t ranks);
 // Bytes that are free for each rank.
 struct FreeMemory {
   int64_t device = 0, host = 0;

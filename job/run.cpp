@@ -172,8 +172,10 @@ std::string choose_for_ranks(RunPlan& plan, const std::vector<StagePreview>& pre
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     TrainConfig& config = plan.stages[i];
     const auto ranks = static_cast<double>(config.ranks);
+    const Device gpu = device_of(config, group);
+    const int64_t nccl = gpu.is_cuda() ? nccl_bytes(comm->size()) : 0;
     // Minus the free bytes.
-    double device = -static_cast<double>(free_memory(device_of(config, group))) / ranks,
+    double device = -static_cast<double>(free_memory(gpu) - nccl) / ranks,
            host = -static_cast<double>(free_memory(Device{})) / ranks / host_ranks;
     reduce_in_place(*comm, {&device, &host}, Reduce::kMax);
     OptimizerStorage& storage = config.optimizer.storage;
