@@ -6,17 +6,18 @@ namespace cohort {
 
 std::vector<Fingerprint> fingerprints(const ParameterSet& set,
                                       const std::vector<FingerprintSource>& sources) {
-  constexpr int64_t kMostWords = 4;  // of an element
+  constexpr int64_t kMostWordsPerElement = 4;
   const Shape shape{std::ssize(sources)};
   Tensor on_host = Tensor::zeros(shape, DType::kI64),
          on_device = Tensor::zeros(shape, DType::kI64, set.device());
   std::vector<Fingerprint> out;
   for (const auto& [suffix, values, part] : sources) {
     const NamedParameter& p = set[part.parameter];
-    const int64_t words = values.nbytes() / 2 / part.count;  // of an element
+    const int64_t words_per_element = values.nbytes() / 2 / part.count,
+                  address = kMostWordsPerElement * p.flat_index + words_per_element * part.begin;
     Tensor& sums = values.device() == set.device() ? on_device : on_host;
     Tensor sum = sums.narrow(0, std::ssize(out), 1);
-    kernels::fingerprint(sum, values, kMostWords * p.flat_index + words * part.begin);
+    kernels::fingerprint(sum, values, address);
     out.push_back({p.name + suffix});
   }
   for (const Tensor& sums : {on_host, on_device}) {

@@ -23,11 +23,11 @@ struct FingerprintSource {
   ParameterPart part;
 };
 
-// Of each source. The addresses of its words follow from the flat index of the part. Synchronizes
+// Returns that of each source, whose addresses follow from the flat index of its part. Synchronizes
 // with the set's device.
 std::vector<Fingerprint> fingerprints(const ParameterSet& set,
                                       const std::vector<FingerprintSource>& sources);
-// Of each trained parameter.
+// Returns that of each trained parameter.
 std::vector<Fingerprint> weight_fingerprints(const ParameterSet& set);
 
 // "rank 1 has other NAME than rank 0", of the first of `all` that is not the same on every rank; ""

@@ -122,7 +122,7 @@ class Optimizer : NonCopyable {
   // each parameter, of which a sharded optimizer has its parts, times a factor such that the norm
   // of the sample estimates that of all trained weights. Synchronizes with the device.
   std::vector<double> sample_weights() const;
-  // Of the state of each parameter, "NAME.m" for instance, or of this rank's part of it.
+  // Returns those of the state of each parameter, "NAME.m" for instance, or of this rank's part.
   std::vector<Fingerprint> fingerprints() const;
 
   // The state of every parameter, or of those of a unit, whole: "NAME.m", "NAME.v" and, of bf16

@@ -139,7 +139,8 @@ TEST(GpuPlans, SeveralGpusShareTheBatchAndThreadsShareAGpu) {
   const GpuProperties gpu = gpu_named("h100");
   const GpuPlan one = plan_for_gpu(config, stage, 1, gpu),
                 two = plan_for_gpu(config, stage, 2, gpu);
-  EXPECT_NEAR(static_cast<double>(one.usable - two.usable), 0.95 * 768 * (1 << 20), 1);  // of NCCL
+  EXPECT_NEAR(static_cast<double>(one.usable - two.usable),
+              0.95 * static_cast<double>(nccl_bytes(2)), 1);
   EXPECT_EQ(two.config.batch.micro_batch(), one.config.batch.micro_batch() / 2);
   config.ranks = 2;
   EXPECT_EQ(plan_for_gpu(config, stage, 2, gpu).usable, two.usable / 2);

@@ -65,4 +65,9 @@ inline Tensor value_of(const NamedParameter& p) {
   return (p.quantized.defined() ? p.quantized.values : p.value).clone();
 }
 
+inline void gather_state(Optimizer& optimizer, Communicator& comm, size_t unit, int to) {
+  optimizer.allocate_gathered(comm.rank() == to ? std::optional(unit) : std::nullopt);
+  optimizer.gather_state(comm, unit, to);
+}
+
 }  // namespace cohort::test
