@@ -86,10 +86,8 @@ Destination destination(const std::string& path) {
 }
 
 Descriptor open_stream(const std::string& path) {
-  int fd;
-  do fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
-  while (fd < 0 && errno == EINTR);  // waits for the reader of a FIFO
-  return Descriptor(fd);
+  const auto flags = O_WRONLY | O_CLOEXEC | O_NOCTTY;  // waits for the reader of a FIFO
+  return Descriptor(static_cast<int>(TEMP_FAILURE_RETRY(::open(path.c_str(), flags))));
 }
 
 // Temporary names of a target are PREFIX and 16 random hex digits, in its folder.
@@ -245,9 +243,7 @@ std::string AppendFile::append(std::string_view piece) {
   if (torn_at_.has_value() && ::ftruncate(file_.get(), *torn_at_) != 0) return system_reason();
   torn_at_.reset();
   const off_t end = ::lseek(file_.get(), 0, SEEK_END);
-  ssize_t n;
-  do n = ::write(file_.get(), piece.data(), piece.size());
-  while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(::write(file_.get(), piece.data(), piece.size()));
   if (n == static_cast<ssize_t>(piece.size())) return "";
   const std::string why =
       n < 0 ? system_reason() : str("only ", n, " of ", piece.size(), " bytes were written");

@@ -20,9 +20,7 @@ bool poll_until(Clock::time_point deadline, std::vector<pollfd> fds) {
 ssize_t read_available(int fd, std::string& out) {
   const size_t before = out.size();
   out.resize(before + kMaxRead);
-  ssize_t n;
-  do n = ::read(fd, out.data() + before, kMaxRead);
-  while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(::read(fd, out.data() + before, kMaxRead));
   out.resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
   if (n > 0) return n;
   return n < 0 && errno == EAGAIN ? 0 : -1;

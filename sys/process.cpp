@@ -59,9 +59,7 @@ Spawned spawn(const SpawnOptions& options) {
   ::setpgid(id, id);  // in parent and child, since either may run first
   report.writing.close();
   int error = 0;
-  ssize_t n;
-  do n = ::read(report.reading.get(), &error, sizeof error);
-  while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(::read(report.reading.get(), &error, sizeof error));
   return {id, n == sizeof error ? error : 0};
 }
 
