@@ -48,31 +48,7 @@ void with_transposed(const T* p, int64_t ld, Transpose transpose, int64_t rows, 
     fn(View<T, Eigen::RowMajor>(p, cols, rows, Eigen::OuterStride<>(ld)));
 }
 
-// c[m, n] += scale op(a) op(b) in row-major memory, leading dimensions in elements. Runs in the
-// calling thread.
-template <class T>
-struct GemmTile {
-  int64_t m, n, k;
-  const T* a;
-  int64_t lda;
-  Transpose trans_a;
-  const T* b;
-  int64_t ldb;
-  Transpose trans_b;
-  T* c;
-  int64_t ldc;
-  T scale;
-};
-template <class T>
-void add_tile(const GemmTile<T>& t) {
-  using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
-  Eigen::Map<Matrix, 0, Eigen::OuterStride<>> c(t.c, t.n, t.m, Eigen::OuterStride<>(t.ldc));
-  with_transposed(t.b, t.ldb, t.trans_b, t.k, t.n, [&](const auto& b) {
-    with_transposed(t.a, t.lda, t.trans_a, t.m, t.k,
-                    [&](const auto& a) { c.noalias() += t.scale * b * a; });
-  });
-}
-
+// c[m, n] = scale op(a) op(b) in row-major memory, or added to the bias or to c.
 template <class T>
 struct Operands {
   const T *a, *b, *bias;  // bias: [n] or null, the initial value of c's rows
@@ -87,6 +63,18 @@ struct Operands {
     return b + (trans_b == Transpose::kNo ? column : column * ldb);
   }
 };
+
+// c += scale op(a) op(b), for a part of a product whose c is initialised. Runs in the calling
+// thread.
+template <class T>
+void add_tile(const Operands<T>& t) {
+  using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::ColMajor>;
+  Eigen::Map<Matrix, 0, Eigen::OuterStride<>> c(t.c, t.n, t.m, Eigen::OuterStride<>(t.ldc));
+  with_transposed(t.b, t.ldb, t.trans_b, t.k, t.n, [&](const auto& b) {
+    with_transposed(t.a, t.lda, t.trans_a, t.m, t.k,
+                    [&](const auto& a) { c.noalias() += t.scale * b * a; });
+  });
+}
 
 // Initialises the accumulators in rows of c.
 template <class T>
@@ -107,18 +95,12 @@ void row_tile(const Operands<T>& op, int64_t row, int64_t rows, int64_t column, 
   T* c = op.c + row * op.ldc + column;
   const T* a = op.a + row * op.lda;
   init_rows(op, c, op.ldc, rows, column, cols);
-  GemmTile<T> tile{.m = rows,
-                   .n = cols,
-                   .k = op.k,
-                   .a = a,
-                   .lda = op.lda,
-                   .trans_a = Transpose::kNo,
-                   .b = op.b_columns(column),
-                   .ldb = op.ldb,
-                   .trans_b = op.trans_b,
-                   .c = c,
-                   .ldc = op.ldc,
-                   .scale = op.scale};
+  Operands<T> tile = op;
+  tile.m = rows;
+  tile.n = cols;
+  tile.a = a;
+  tile.b = op.b_columns(column);
+  tile.c = c;
   if (rows % kRowPad == 0) return add_tile(tile);
 
   tile.m = round_up(rows, kRowPad);
@@ -181,19 +163,15 @@ void matmul_over_tokens(const Operands<T>& op) {
   parallel_for(op.m, op.work() < kSerialWork ? op.m : block, [&](int64_t row, int64_t end) {
     T* c = op.c + row * op.ldc;
     init_rows(op, c, op.ldc, end - row, 0, op.n);
-    for (int64_t k = 0; k < op.k; k += kTokenStep)
-      add_tile(GemmTile<T>{.m = end - row,
-                           .n = op.n,
-                           .k = std::min(kTokenStep, op.k - k),
-                           .a = op.a + k * op.lda + row,
-                           .lda = op.lda,
-                           .trans_a = Transpose::kYes,
-                           .b = op.b + (op.trans_b == Transpose::kNo ? k * op.ldb : k),
-                           .ldb = op.ldb,
-                           .trans_b = op.trans_b,
-                           .c = c,
-                           .ldc = op.ldc,
-                           .scale = op.scale});
+    Operands<T> step = op;
+    step.m = end - row;
+    step.c = c;
+    for (int64_t k = 0; k < op.k; k += kTokenStep) {
+      step.k = std::min(kTokenStep, op.k - k);
+      step.a = op.a + k * op.lda + row;
+      step.b = op.b + (op.trans_b == Transpose::kNo ? k * op.ldb : k);
+      add_tile(step);
+    }
   });
 }
 
@@ -211,70 +189,49 @@ void gemm(const Operands<T>& op) {
     matmul_over_tokens(op);
 }
 
+template <class T>
+Operands<T> operands(const Matmul& args) {
+  const MatmulDesc& desc = args.desc;
+  return {.a = args.a.data<T>(),
+          .b = args.b.data<T>(),
+          .c = args.c.data<T>(),
+          .m = args.c.rows(),
+          .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
+          .n = args.c.cols(),
+          .lda = row_stride(args.a),
+          .ldb = row_stride(args.b),
+          .ldc = row_stride(args.c),
+          .trans_a = desc.a,
+          .trans_b = desc.b,
+          .out = desc.out,
+          .scale = static_cast<T>(desc.scale)};
+}
+
 }  // namespace
 
 void matmul(const Matmul& args) {
-  const MatmulDesc& desc = args.desc;
-  dispatch_float(args.a.dtype(), "matmul", [&]<class T>() {
-    gemm<T>({.a = args.a.data<T>(),
-             .b = args.b.data<T>(),
-             .c = args.c.data<T>(),
-             .m = args.c.rows(),
-             .k = desc.a == Transpose::kYes ? args.a.rows() : args.a.cols(),
-             .n = args.c.cols(),
-             .lda = row_stride(args.a),
-             .ldb = row_stride(args.b),
-             .ldc = row_stride(args.c),
-             .trans_a = desc.a,
-             .trans_b = desc.b,
-             .out = desc.out,
-             .scale = static_cast<T>(desc.scale)});
-  });
+  dispatch_float(args.a.dtype(), "matmul", [&]<class T>() { gemm(operands<T>(args)); });
 }
 
 // Eigen splits K by its size, so the tail is a product of its own, added to the others' sum.
 void linear_forward(const LinearForward& args) {
-  const int64_t body = args.x.cols() - args.tail;
   dispatch_float(args.x.dtype(), "linear", [&]<class T>() {
-    Operands<T> op{.a = args.x.data<T>(),
-                   .b = args.w.data<T>(),
-                   .bias = args.bias.defined() ? args.bias.data<T>() : nullptr,
-                   .c = args.y.data<T>(),
-                   .m = args.x.rows(),
-                   .k = body,
-                   .n = args.y.cols(),
-                   .lda = args.x.cols(),
-                   .ldb = args.w.cols(),
-                   .ldc = args.y.cols(),
-                   .trans_a = Transpose::kNo,
-                   .trans_b = Transpose::kYes,
-                   .out = Grad::kOverwrite};
-    gemm<T>(op);
+    Operands<T> op = operands<T>({args.y, args.x, args.w, {.b = Transpose::kYes}});
+    if (args.bias.defined()) op.bias = args.bias.data<T>();
+    op.k -= args.tail;
+    gemm(op);
     if (args.tail == 0) return;
-    op.a += body;
-    op.b += body;
+    op.a += op.k;
+    op.b += op.k;
     op.k = args.tail;
     op.out = Grad::kAccumulate;
-    gemm<T>(op);
+    gemm(op);
   });
 }
 
 void lora_input(const LoraInput& args) {
   const auto& [h, x, a, copy] = args;
-  dispatch_float(x.dtype(), "lora_input", [&]<class T>() {
-    gemm<T>({.a = x.data<T>(),
-             .b = a.data<T>(),
-             .c = h.data<T>(),
-             .m = x.rows(),
-             .k = x.cols(),
-             .n = h.cols(),
-             .lda = row_stride(x),
-             .ldb = row_stride(a),
-             .ldc = row_stride(h),
-             .trans_a = Transpose::kNo,
-             .trans_b = Transpose::kYes,
-             .out = Grad::kOverwrite});
-  });
+  matmul({h, x, a, {.b = Transpose::kYes}});
   if (copy.defined()) Tensor(copy).copy_(h);
 }
 
