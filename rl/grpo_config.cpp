@@ -2,6 +2,7 @@
 
 #include "data/field_template.h"
 #include "rl/rejection.h"
+#include "text/utf8.h"
 
 namespace cohort {
 namespace {
@@ -394,37 +395,20 @@ std::vector<std::string> GrpoConfig::unused_keys(bool rewarded) const {
   GrpoConfig defaults{.preset = preset};
   defaults.apply_preset();
   const ConfigFields own = config_fields(*this), usual = config_fields(defaults);
-  const auto warn = [&](const std::string& why, std::span<const std::string_view> keys) {
+  const auto warn = [&](const std::string& why, std::string_view keys) {
     for (size_t i = 0; i < own.size(); ++i)
-      if (own[i] != usual[i] && std::ranges::find(keys, own[i].first) != keys.end())
+      if (own[i] != usual[i] && has_word(keys, own[i].first))
         out.push_back(str(own[i].first, ": does nothing ", why, "; hint: leave it out"));
   };
-  constexpr std::string_view kOfLoss[] = {"surrogate",
-                                          "importance_sampling_level",
-                                          "epsilon",
-                                          "epsilon_high",
-                                          "dual_clip",
-                                          "delta",
-                                          "sapo_tau_pos",
-                                          "sapo_tau_neg",
-                                          "kl_estimator",
-                                          "kl_unbiased",
-                                          "importance_weights",
-                                          "importance_level",
-                                          "importance_min",
-                                          "importance_max",
-                                          "trust_region",
-                                          "trust_low",
-                                          "trust_high",
-                                          "off_policy_mask",
-                                          "covariance_kl_coef",
-                                          "old_kl_coef"};
-  constexpr std::string_view kOfAdvantages[] = {"scale_rewards", "baseline",
-                                                "multi_objective_aggregation"};
-  constexpr std::string_view kOfRewards[] = {"surrogate",          "epsilon",
-                                             "epsilon_high",       "whiten_advantages",
-                                             "advantage_clip",     "top_entropy_quantile",
-                                             "shuffle_advantages", "covariance"};
+  constexpr const char* kOfLoss =
+      "surrogate importance_sampling_level epsilon epsilon_high dual_clip delta sapo_tau_pos "
+      "sapo_tau_neg kl_estimator kl_unbiased importance_weights importance_level importance_min "
+      "importance_max trust_region trust_low trust_high off_policy_mask covariance_kl_coef "
+      "old_kl_coef";
+  constexpr const char* kOfAdvantages = "scale_rewards baseline multi_objective_aggregation";
+  constexpr const char* kOfRewards =
+      "surrogate epsilon epsilon_high whiten_advantages advantage_clip top_entropy_quantile "
+      "shuffle_advantages covariance";
   if (!loss.empty()) warn(str("with loss: ", loss), kOfLoss);
   if (!advantage.empty()) warn(str("with advantage: ", advantage), kOfAdvantages);
   if (!rewarded && advantage.empty()) {
