@@ -57,6 +57,15 @@ struct GradOut {
 // arguments by kernels/arguments.h.
 void check_tensor(const Tensor& t, const Shape& shape, DType dtype, const char* op,
                   const char* name, Device device = {});
+// Data pointer as T, null for an undefined tensor. The caller has checked the dtype.
+template <class T>
+T* pointer(Tensor& t) {
+  return t.defined() ? static_cast<T*>(t.raw()) : nullptr;
+}
+template <class T>
+const T* pointer(const Tensor& t) {
+  return t.defined() ? static_cast<const T*>(t.raw()) : nullptr;
+}
 // Offsets of rows, in elements, in a tensor of layout "strided" (kernels/arguments.h).
 struct RowOffsets {
   int64_t inner = 1;  // rows per t[i]

@@ -195,12 +195,6 @@ COHORT_HD inline uint32_t transposed_word(const uint32_t* mask, int tiles, int r
   return out;
 }
 
-// Null for an undefined tensor.
-template <class Element>
-const Element* data_of(const Tensor& t) {
-  return t.defined() ? static_cast<const Element*>(t.raw()) : nullptr;
-}
-
 // The mask of any call: causal or full, with two-sided windows, prefix-LM and tiles, and rows may
 // have a sink. The `end` of a row is that of its window, which may lie behind the last key;
 // visible_end() is not.
@@ -224,10 +218,10 @@ struct AnyMask {
                   ? 0
                   : static_cast<int>(std::min<int64_t>(
                         desc.window_right < 0 ? kAllKeys : desc.window_right, kAllKeys))),
-        all_sinks(data_of<T>(desc.sinks)),
-        prefix_lm(data_of<int32_t>(desc.prefix_lm)),
-        tiles_by_query(data_of<uint32_t>(desc.tiles)),
-        tiles_by_key(data_of<uint32_t>(desc.tiles_by_key)),
+        all_sinks(pointer<T>(desc.sinks)),
+        prefix_lm(pointer<int32_t>(desc.prefix_lm)),
+        tiles_by_query(pointer<uint32_t>(desc.tiles)),
+        tiles_by_key(pointer<uint32_t>(desc.tiles_by_key)),
         tiles(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(0))),
         words(tiles_by_query == nullptr ? 0 : static_cast<int>(desc.tiles.dim(1))) {}
 
@@ -368,8 +362,8 @@ struct Modified {
         inverse_scale(static_cast<T>(1 / softmax_scale(desc, head_dim))),
         inverse_exponent(static_cast<T>(kLn2 / softmax_scale(desc, head_dim))),
         radius(desc.bias.defined() ? static_cast<int>(desc.bias.dim(1) / 2) : 0),
-        slopes(data_of<T>(desc.slopes)),
-        biases(data_of<T>(desc.bias)) {}
+        slopes(pointer<T>(desc.slopes)),
+        biases(pointer<T>(desc.bias)) {}
   static bool applies(const AttentionDesc&) { return true; }
 
   COHORT_HD void bind_head(int head) {

@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "core/launch.cuh"
-#include "core/tensor.h"
+#include "kernels/common.h"
 
 namespace cohort::kernels::cuda {
 
 using bf16 = __nv_bfloat16;
+using kernels::pointer;
 
 using ::cohort::cuda::blocks_for;
 using ::cohort::cuda::launch;
@@ -47,16 +48,6 @@ decltype(auto) dispatch_device(DType dtype, const char* op, F&& fn) {
   COHORT_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "[", op,
                "] expected f32 or bf16 on a CUDA device, got ", dtype_name(dtype));
   return dtype == DType::kF32 ? fn.template operator()<float>() : fn.template operator()<bf16>();
-}
-
-// Data pointer as T, null for an undefined tensor. The caller has checked the dtype.
-template <class T>
-T* pointer(Tensor& t) {
-  return t.defined() ? static_cast<T*>(t.raw()) : nullptr;
-}
-template <class T>
-const T* pointer(const Tensor& t) {
-  return t.defined() ? static_cast<const T*>(t.raw()) : nullptr;
 }
 
 // Conversions between storage and arithmetic. To bf16: round to nearest even.

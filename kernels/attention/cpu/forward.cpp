@@ -19,8 +19,8 @@ void forward(const AttentionForward& args, const PackedSizes& sizes) {
   const int64_t heads = sizes.heads, group = sizes.group(), dim = sizes.head_dim;
   // Integers are exact in T.
   const Tensor queries = args.q.to(dtype_of<T>), keys = args.k.to(dtype_of<T>);
-  const auto *q_scales = data_of<float>(args.desc.q_scales),
-             *k_scales = data_of<float>(args.desc.k_scales);
+  const auto *q_scales = pointer<float>(args.desc.q_scales),
+             *k_scales = pointer<float>(args.desc.k_scales);
   const Shape &q_strides = queries.strides(), &o_strides = args.o.strides();
   const T* const q = queries.data<T>();
   T *const o = args.o.data<T>(), *const lse = args.lse.data<T>();
