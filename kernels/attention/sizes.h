@@ -14,12 +14,4 @@ inline PackedSizes packed_sizes(const Tensor& q, const Tensor& k, const Tensor& 
   return {q.dim(0), q.dim(1), k.dim(1), q.dim(2), cu_seqlens.numel() - 1};
 }
 
-struct CacheSizes {
-  int64_t blocks, block_tokens, kv_heads, head_dim, sequences, max_blocks;
-};
-inline CacheSizes cache_sizes(const PagedKV& cache) {
-  return {cache.k.dim(0), cache.k.dim(1),           cache.k.dim(2),
-          cache.k.dim(3), cache.block_table.dim(0), cache.block_table.dim(1)};
-}
-
 }  // namespace cohort::kernels

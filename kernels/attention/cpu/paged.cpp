@@ -10,6 +10,18 @@ namespace {
 
 using namespace attention;
 
+struct CacheSizes {
+  int64_t blocks, block_tokens, kv_heads, head_dim, sequences, max_blocks;
+
+  explicit CacheSizes(const PagedKV& cache)
+      : blocks(cache.k.dim(0)),
+        block_tokens(cache.k.dim(1)),
+        kv_heads(cache.k.dim(2)),
+        head_dim(cache.k.dim(3)),
+        sequences(cache.block_table.dim(0)),
+        max_blocks(cache.block_table.dim(1)) {}
+};
+
 bool is_idle(int32_t sequence, int32_t position) {
   return sequence < 0 || position < 0;
 }
@@ -168,7 +180,7 @@ void rope_and_write(const RopeKvWrite& args, const CacheSizes& sizes) {
 }  // namespace
 
 void rope_kv_write(const RopeKvWrite& args) {
-  const CacheSizes sizes = cache_sizes(args.cache);
+  const CacheSizes sizes(args.cache);
   check_writes(args, sizes);
   dispatch_float(args.qkv.dtype(), "rope_kv_write",
                  [&]<class T>() { rope_and_write<T>(args, sizes); });
@@ -176,7 +188,7 @@ void rope_kv_write(const RopeKvWrite& args) {
 
 void attention_paged(const AttentionPaged& args) {
   constexpr const char* kOp = "attention_paged";
-  const CacheSizes sizes = cache_sizes(args.cache);
+  const CacheSizes sizes(args.cache);
   check_reads(args, sizes, kOp);
   dispatch_float(args.q.dtype(), kOp, [&]<class T>() { paged<T>(args, sizes); });
 }
