@@ -7,8 +7,8 @@
 
 #include "autograd/variable.h"
 #include "kernels/attention/attention.h"
+#include "kernels/delta_inputs.h"
 #include "kernels/elementwise.h"
-#include "kernels/gated_delta/gated_delta.h"
 #include "kernels/head.h"
 #include "kernels/policy_loss.h"
 
@@ -134,12 +134,13 @@ struct DeltaVariables {
   Variable b, a;            // [T, Hv]
   Variable w;               // [2 Hk D + Hv D, 4]
   Variable a_log, dt_bias;  // [Hv] in accumulate_dtype()
+
+  kernels::DeltaSources values() const {
+    return {x.value(), w.value(), b.value(), a.value(), a_log.value(), dt_bias.value()};
+  }
 };
-// Uninitialised q, k, v, g and beta of kernels::DeltaInputs for the rows of x.
-struct DeltaTensors {
-  Tensor q, k, v, g, beta;
-};
-DeltaTensors empty_delta_tensors(const Tensor& x, const DeltaDims& dims);
+// Uninitialised outputs of kernels::DeltaInputs for the rows of x.
+kernels::DeltaTensors empty_delta_tensors(const Tensor& x, const DeltaDims& dims);
 Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tensor& cu_seqlens,
                      const kernels::GatedDeltaDesc& desc = {});
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);

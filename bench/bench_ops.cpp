@@ -315,10 +315,13 @@ void add_gated_delta(Rows& rows) {
         str(sequences, " x ", length, " tokens, ", heads, "/", key_heads, " heads of ", dim);
     const int64_t tokens = sequences * length;
     const Shape keys{tokens, key_heads, dim}, values{tokens, heads, dim}, gates{tokens, heads};
-    Tensor q = random(keys, -0.1f, 0.1f), k = random(keys, -0.1f, 0.1f), v = random(values),
-           g = random_accumulator(gates, -1, 0), beta = random_accumulator(gates, 0, 1),
-           o = random(values), u = random(values);
-    const auto bytes = static_cast<double>(2 * q.nbytes() + 3 * v.nbytes());
+    const DeltaTensors in{.q = random(keys, -0.1f, 0.1f),
+                          .k = random(keys, -0.1f, 0.1f),
+                          .v = random(values),
+                          .g = random_accumulator(gates, -1, 0),
+                          .beta = random_accumulator(gates, 0, 1)};
+    Tensor o = random(values), u = random(values);
+    const auto bytes = static_cast<double>(2 * in.q.nbytes() + 3 * in.v.nbytes());
     const Tensor starts = counting<int32_t>(sequences + 1, length, tokens + 1),
                  numbers = counting<int32_t>(sequences, 1, sequences),
                  positions = Tensor::full({sequences}, 100, DType::kI32, g_setup.device);
@@ -332,21 +335,20 @@ void add_gated_delta(Rows& rows) {
       const double state_bytes = static_cast<double>(state.s.nbytes()) / 2 +
                                  static_cast<double>(state.k.nbytes() + state.u.nbytes()) * 36 / 64;
       const auto replay = std::make_shared<GraphRunner>(g_setup.device, [=]() mutable {
-        gated_delta_cached({o, state, q, k, v, g, beta, numbers, positions, 0, true});
+        gated_delta_cached({o, state, in, numbers, positions, 0, true});
       });
       rows.push_back(
           {"gated_delta_decode", shape, {.bytes = state_bytes}, [replay] { replay->run(); }});
       continue;
     }
     rows.push_back({"gated_delta", shape, {.bytes = bytes}, [=]() mutable {
-                      gated_delta({o, u, q, k, v, g, beta, starts});
+                      gated_delta({o, u, in, starts});
                     }});
     Tensor dq = random(keys), dk = random(keys), dv = random(values),
            dg = random_accumulator(gates), dbeta = random_accumulator(gates);
-    rows.push_back(
-        {"gated_delta_backward", shape, {.bytes = 2 * bytes}, [=]() mutable {
-           gated_delta_backward({{dq}, {dk}, {dv}, {dg}, {dbeta}, o, q, k, v, g, beta, u, starts});
-         }});
+    rows.push_back({"gated_delta_backward", shape, {.bytes = 2 * bytes}, [=]() mutable {
+                      gated_delta_backward({{dq}, {dk}, {dv}, {dg}, {dbeta}, o, in, u, starts});
+                    }});
   }
 }
 

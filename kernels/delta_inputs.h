@@ -18,24 +18,26 @@
 // kAccumulate a sum is added to the gradient as one.
 #pragma once
 
-#include "kernels/common.h"
+#include "kernels/gated_delta/gated_delta.h"
 
 namespace cohort::kernels {
 
+// Their sources. x, b and a may be columns of wider matrices.
+struct DeltaSources {
+  Tensor x;               // [T, C]
+  Tensor w;               // [C, 4]
+  Tensor b, a;            // [T, Hv]
+  Tensor a_log, dt_bias;  // [Hv], accumulate_dtype(x)
+};
 // Packed sequences: sequence s is tokens [cu_seqlens[s], cu_seqlens[s + 1]); empty ones are
 // allowed. Shared prefixes are those of AttentionDesc::prefixes: the inputs before the first token
-// of a sequence are the last ones of its prefix. x, b and a may be columns of wider matrices. Other
-// cu_seqlens or prefixes than those throw Error before anything is written.
+// of a sequence are the last ones of its prefix. Other cu_seqlens or prefixes than those
+// throw Error before anything is written.
 struct DeltaInputs {
-  Tensor &q, &k;                  // [T, Hk, D], of x's dtype
-  Tensor& v;                      // [T, Hv, D], of x's dtype
-  Tensor &g, &beta;               // [T, Hv], accumulate_dtype(x)
-  const Tensor& x;                // [T, C]
-  const Tensor& w;                // [C, 4]
-  const Tensor &b, &a;            // [T, Hv]
-  const Tensor &a_log, &dt_bias;  // [Hv], accumulate_dtype(x)
-  const Tensor& cu_seqlens;       // [S + 1] i32, ascending from 0 to T
-  Tensor prefixes = {};           // [S, 2] i32: first token and length (0: none), or undefined
+  DeltaTensors& out;  // q, k and v of x's dtype
+  const DeltaSources& in;
+  const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
+  Tensor prefixes = {};      // [S, 2] i32: first token and length (0: none), or undefined
 };
 COHORT_KERNEL(void delta_inputs(const DeltaInputs& args));
 
@@ -49,9 +51,9 @@ inline constexpr int64_t kDeltaRing = 8;
 // position is negative: it gives zeros, and neither reads nor writes a ring. Throws Error before
 // anything is written for a state that is not below N, or that has tokens elsewhere in the call.
 struct DeltaInputsCached {
-  Tensor& ring;                  // [N, 8, C], of x's dtype; ring[i] has any stride
-  Tensor &q, &k, &v, &g, &beta;  // as in DeltaInputs, also below
-  const Tensor &x, &w, &b, &a, &a_log, &dt_bias;
+  Tensor& ring;       // [N, 8, C], of x's dtype; ring[i] has any stride
+  DeltaTensors& out;  // as in DeltaInputs, also below
+  const DeltaSources& in;
   const Tensor &states, &positions;  // [T] i32
   bool is_decode = false;            // no state has two tokens, which CUDA computes faster
 };
@@ -62,13 +64,13 @@ COHORT_KERNEL(void delta_inputs_cached(const DeltaInputsCached& args));
 // the sequences that continue it. In mode kAccumulate the terms are added one by one. Throws Error
 // before anything is written where delta_inputs() does.
 struct DeltaInputsBackward {
-  GradOut dx;                  // [T, C]; may be columns of a wider matrix; must not overlap x
-  GradOut dw;                  // [C, 4], accumulate_dtype(x)
-  GradOut db, da;              // [T, Hv]; may be columns of a wider matrix
-  GradOut da_log, ddt_bias;    // [Hv], accumulate_dtype(x)
-  const Tensor &dq, &dk, &dv;  // as q, k, v
-  const Tensor &dg, &dbeta;    // as g, beta
-  const Tensor &x, &w, &b, &a, &a_log, &dt_bias, &cu_seqlens;
+  GradOut dx;                // [T, C]; may be columns of a wider matrix; must not overlap x
+  GradOut dw;                // [C, 4], accumulate_dtype(x)
+  GradOut db, da;            // [T, Hv]; may be columns of a wider matrix
+  GradOut da_log, ddt_bias;  // [Hv], accumulate_dtype(x)
+  const DeltaTensors& dout;  // the gradients of q, k, v, g and beta
+  const DeltaSources& in;
+  const Tensor& cu_seqlens;
   Tensor prefixes = {};
 };
 COHORT_KERNEL(void delta_inputs_backward(const DeltaInputsBackward& args));

@@ -1,7 +1,6 @@
 #include "nn/mixing.h"
 
 #include "kernels/decode.h"
-#include "kernels/delta_inputs.h"
 
 namespace cohort {
 
@@ -83,34 +82,17 @@ Variable CachedMixing::attention(AttentionCall call) const {
 
 Variable CachedMixing::gated_delta(const DeltaCall& call) const {
   auto& [state, ring] = cache_.delta_layer(call.layer);
-  const auto& [x, b, a, w, a_log, dt_bias] = call.in;
-  DeltaTensors t = empty_delta_tensors(x.value(), call.dims);
-  kernels::delta_inputs_cached({.ring = ring,
-                                .q = t.q,
-                                .k = t.k,
-                                .v = t.v,
-                                .g = t.g,
-                                .beta = t.beta,
-                                .x = x.value(),
-                                .w = w.value(),
-                                .b = b.value(),
-                                .a = a.value(),
-                                .a_log = a_log.value(),
-                                .dt_bias = dt_bias.value(),
-                                .states = states_,
-                                .positions = positions_,
-                                .is_decode = step_ == CachedStep::kDecode});
+  const kernels::DeltaSources in = call.in.values();
+  kernels::DeltaTensors t = empty_delta_tensors(in.x, call.dims);
+  const bool is_decode = step_ == CachedStep::kDecode;
+  kernels::delta_inputs_cached({ring, t, in, states_, positions_, is_decode});
   Tensor o = Tensor::empty_like(t.v);
   kernels::gated_delta_cached({.o = o,
                                .state = state,
-                               .q = t.q,
-                               .k = t.k,
-                               .v = t.v,
-                               .g = t.g,
-                               .beta = t.beta,
+                               .in = t,
                                .states = states_,
                                .positions = positions_,
-                               .is_decode = step_ == CachedStep::kDecode});
+                               .is_decode = is_decode});
   return Variable(o);
 }
 

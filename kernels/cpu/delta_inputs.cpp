@@ -88,15 +88,16 @@ T softplus(T x) {
 // All rows of a packed or cached call.
 template <class T, class Args>
 void forward(const Args& args, const std::vector<Inputs<T>>& inputs) {
-  const int64_t dim = args.q.dim(2), value_heads = args.v.dim(1), key_cols = args.q.dim(1) * dim,
-                value_cols = value_heads * dim;
-  const T *w = args.w.template data<T>(), *b = args.b.template data<T>(),
-          *a = args.a.template data<T>(), *a_log = args.a_log.template data<T>(),
-          *dt_bias = args.dt_bias.template data<T>();
-  T *q = args.q.template data<T>(), *k = args.k.template data<T>(), *v = args.v.template data<T>(),
-    *g = args.g.template data<T>(), *beta = args.beta.template data<T>();
-  const RowOffsets b_rows(args.b), a_rows(args.a);
-  for_rows(args.x.dim(0), args.x.dim(1), [&](int64_t t) {
+  const int64_t dim = args.out.q.dim(2), value_heads = args.out.v.dim(1),
+                key_cols = args.out.q.dim(1) * dim, value_cols = value_heads * dim;
+  const T *w = args.in.w.template data<T>(), *b = args.in.b.template data<T>(),
+          *a = args.in.a.template data<T>(), *a_log = args.in.a_log.template data<T>(),
+          *dt_bias = args.in.dt_bias.template data<T>();
+  T *q = args.out.q.template data<T>(), *k = args.out.k.template data<T>(),
+    *v = args.out.v.template data<T>(), *g = args.out.g.template data<T>(),
+    *beta = args.out.beta.template data<T>();
+  const RowOffsets b_rows(args.in.b), a_rows(args.in.a);
+  for_rows(args.in.x.dim(0), args.in.x.dim(1), [&](int64_t t) {
     const Inputs<T>& x = inputs[static_cast<size_t>(t)];
     const bool idle = x.back() == nullptr;
     const auto channels = [&](T* out, int64_t begin, int64_t count) {
@@ -150,11 +151,12 @@ T* begin_gradient(const GradOut& grad) {
 
 template <class T>
 void convolution_backward(const DeltaInputsBackward& args, const std::vector<InputTokens>& tokens) {
-  const int64_t key_heads = args.dq.dim(1), value_heads = args.dv.dim(1), dim = args.dq.dim(2);
-  std::vector<T> zeros(static_cast<size_t>(args.x.dim(1))), convolved(zeros.size());
-  const std::vector<Inputs<T>> inputs = inputs_at<T>(tokens, args.x, zeros.data());
-  const T *w = args.w.data<T>(), *dq = args.dq.data<T>(), *dk = args.dk.data<T>(),
-          *dv = args.dv.data<T>();
+  const int64_t key_heads = args.dout.q.dim(1), value_heads = args.dout.v.dim(1),
+                dim = args.dout.q.dim(2);
+  std::vector<T> zeros(static_cast<size_t>(args.in.x.dim(1))), convolved(zeros.size());
+  const std::vector<Inputs<T>> inputs = inputs_at<T>(tokens, args.in.x, zeros.data());
+  const T *w = args.in.w.data<T>(), *dq = args.dout.q.data<T>(), *dk = args.dout.k.data<T>(),
+          *dv = args.dout.v.data<T>();
   T *const dx = begin_gradient<T>(args.dx), *const dw = begin_gradient<T>(args.dw);
   const RowOffsets dx_rows(args.dx.tensor);
   parallel_for(2 * key_heads + value_heads, 1, [&](int64_t h, int64_t) {
@@ -183,13 +185,15 @@ void convolution_backward(const DeltaInputsBackward& args, const std::vector<Inp
 
 template <class T>
 void gates_backward(const DeltaInputsBackward& args) {
-  const int64_t tokens = args.x.dim(0), heads = args.dv.dim(1);
-  const T *b = args.b.data<T>(), *a = args.a.data<T>(), *a_log = args.a_log.data<T>(),
-          *dt_bias = args.dt_bias.data<T>(), *dg = args.dg.data<T>(), *dbeta = args.dbeta.data<T>();
+  const int64_t tokens = args.in.x.dim(0), heads = args.dout.v.dim(1);
+  const T *b = args.in.b.data<T>(), *a = args.in.a.data<T>(), *a_log = args.in.a_log.data<T>(),
+          *dt_bias = args.in.dt_bias.data<T>(), *dg = args.dout.g.data<T>(),
+          *dbeta = args.dout.beta.data<T>();
   T *const db = begin_gradient<T>(args.db), *const da = begin_gradient<T>(args.da),
            *const da_log = begin_gradient<T>(args.da_log),
            *const ddt_bias = begin_gradient<T>(args.ddt_bias);
-  const RowOffsets b_rows(args.b), a_rows(args.a), db_rows(args.db.tensor), da_rows(args.da.tensor);
+  const RowOffsets b_rows(args.in.b), a_rows(args.in.a), db_rows(args.db.tensor),
+      da_rows(args.da.tensor);
   parallel_for(heads, 1, [&](int64_t h, int64_t) {
     const T rate = -vexp(a_log[h]);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -205,15 +209,15 @@ void gates_backward(const DeltaInputsBackward& args) {
 
 template <class T>
 void forward_cached(const DeltaInputsCached& args, const std::vector<StateRun>& runs) {
-  const int64_t cols = args.x.dim(1);
-  const T* const x = args.x.data<T>();
+  const int64_t cols = args.in.x.dim(1);
+  const T* const x = args.in.x.data<T>();
   T* const ring = args.ring.data<T>();
-  const RowOffsets x_rows(args.x), rows_of_rings(args.ring);
+  const RowOffsets x_rows(args.in.x), rows_of_rings(args.ring);
   const auto ring_row = [&](const StateRun& run, int64_t position) {
     return ring + rows_of_rings(run.state * kRingRows + position % kRingRows);
   };
   const std::vector<T> zeros(static_cast<size_t>(cols));
-  std::vector<Inputs<T>> inputs(static_cast<size_t>(args.x.dim(0)));  // null
+  std::vector<Inputs<T>> inputs(static_cast<size_t>(args.in.x.dim(0)));  // null
   for (const StateRun& run : runs)
     for (int64_t i = 0; i < run.count && !run.is_idle(); ++i)
       for (int64_t tap = 0; tap < kTaps; ++tap) {
@@ -234,23 +238,23 @@ void forward_cached(const DeltaInputsCached& args, const std::vector<StateRun>& 
 
 void delta_inputs(const DeltaInputs& args) {
   constexpr const char* kOp = "delta_inputs";
-  dispatch_float(args.x.dtype(), kOp, [&]<class T>() {
-    const std::vector<T> zeros(static_cast<size_t>(args.x.dim(1)));
-    const auto tokens = input_tokens(args.cu_seqlens, args.prefixes, args.x.dim(0), kOp);
-    forward<T>(args, inputs_at<T>(tokens, args.x, zeros.data()));
+  dispatch_float(args.in.x.dtype(), kOp, [&]<class T>() {
+    const std::vector<T> zeros(static_cast<size_t>(args.in.x.dim(1)));
+    const auto tokens = input_tokens(args.cu_seqlens, args.prefixes, args.in.x.dim(0), kOp);
+    forward<T>(args, inputs_at<T>(tokens, args.in.x, zeros.data()));
   });
 }
 
 void delta_inputs_cached(const DeltaInputsCached& args) {
   constexpr const char* kOp = "delta_inputs_cached";
   const auto runs = state_runs(args.states, args.positions, args.ring.dim(0), kOp);
-  dispatch_float(args.x.dtype(), kOp, [&]<class T>() { forward_cached<T>(args, runs); });
+  dispatch_float(args.in.x.dtype(), kOp, [&]<class T>() { forward_cached<T>(args, runs); });
 }
 
 void delta_inputs_backward(const DeltaInputsBackward& args) {
   constexpr const char* kOp = "delta_inputs_backward";
-  const auto tokens = input_tokens(args.cu_seqlens, args.prefixes, args.x.dim(0), kOp);
-  dispatch_float(args.x.dtype(), kOp, [&]<class T>() {
+  const auto tokens = input_tokens(args.cu_seqlens, args.prefixes, args.in.x.dim(0), kOp);
+  dispatch_float(args.in.x.dtype(), kOp, [&]<class T>() {
     convolution_backward<T>(args, tokens);
     gates_backward<T>(args);
   });

@@ -24,21 +24,21 @@ struct InputTensors {
   int tokens, key_heads, heads, channels;
   bool vectorized;
 
-  template <class Args>
-  InputTensors(const Args& args, int64_t key_heads, int64_t heads)
-      : x(pointer<T>(args.x)),
-        w(pointer<T>(args.w)),
-        b(pointer<T>(args.b)),
-        a(pointer<T>(args.a)),
-        a_log(pointer<float>(args.a_log)),
-        dt_bias(pointer<float>(args.dt_bias)),
-        x_rows(args.x),
-        b_rows(args.b),
-        a_rows(args.a),
-        tokens(static_cast<int>(args.x.dim(0))),
-        key_heads(static_cast<int>(key_heads)),
-        heads(static_cast<int>(heads)),
-        channels(static_cast<int>(args.x.dim(1))),
+  // With the numbers of heads of `rows`, tensors of the shapes of the outputs.
+  InputTensors(const DeltaSources& in, const DeltaTensors& rows)
+      : x(pointer<T>(in.x)),
+        w(pointer<T>(in.w)),
+        b(pointer<T>(in.b)),
+        a(pointer<T>(in.a)),
+        a_log(pointer<float>(in.a_log)),
+        dt_bias(pointer<float>(in.dt_bias)),
+        x_rows(in.x),
+        b_rows(in.b),
+        a_rows(in.a),
+        tokens(static_cast<int>(in.x.dim(0))),
+        key_heads(static_cast<int>(rows.q.dim(1))),
+        heads(static_cast<int>(rows.v.dim(1))),
+        channels(static_cast<int>(in.x.dim(1))),
         vectorized(aligned(x, w) && vectorized_starts<T>(x_rows)) {}
   __host__ __device__ int all_heads() const { return 2 * key_heads + heads; }
 };
@@ -419,14 +419,10 @@ void dispatch_inputs(const Tensor& q, const char* op, F&& fn) {
       fn.template operator()<T, 128>();
   });
 }
-template <class T, class Args>
-InputTensors<T> input_tensors(const Args& args) {
-  return {args, args.q.dim(1), args.v.dim(1)};
-}
-template <class T, class Args>
-InputOutputs<T> input_outputs(const Args& args) {
-  return {pointer<T>(args.q), pointer<T>(args.k), pointer<T>(args.v), pointer<float>(args.g),
-          pointer<float>(args.beta)};
+template <class T>
+InputOutputs<T> input_outputs(DeltaTensors& out) {
+  return {pointer<T>(out.q), pointer<T>(out.k), pointer<T>(out.v), pointer<float>(out.g),
+          pointer<float>(out.beta)};
 }
 PackedSequences packed_sequences(const Tensor& cu_seqlens, const Tensor& prefixes) {
   AttentionDesc desc;
@@ -442,12 +438,12 @@ LaunchShape token_shape(const InputTensors<T>& in) {
 
 template <class T, int kDim>
 void backward_convolutions(const DeltaInputsBackward& args, InputTensors<T> in) {
-  const Device device = args.x.device();
+  const Device device = args.in.x.device();
   const unsigned tiles = blocks_for(in.tokens, kTileTokens);
   const RowOffsets dx_rows(args.dx.tensor);
   T* const dx = pointer<T>(args.dx.tensor);
-  const HeadRows<const T, const float> d{pointer<T>(args.dq), pointer<T>(args.dk),
-                                         pointer<T>(args.dv), nullptr, nullptr};
+  const HeadRows<const T, const float> d{pointer<T>(args.dout.q), pointer<T>(args.dout.k),
+                                         pointer<T>(args.dout.v), nullptr, nullptr};
   in.vectorized = in.vectorized && aligned(dx, d.q, d.k, d.v) && vectorized_starts<T>(dx_rows);
   Tensor dw;
   if (args.dw.wanted())
@@ -461,11 +457,11 @@ void backward_convolutions(const DeltaInputsBackward& args, InputTensors<T> in) 
 
 template <class T>
 void backward_gates(const DeltaInputsBackward& args, const InputTensors<T>& in) {
-  const Device device = args.x.device();
-  Tensor dt_bias = Tensor::empty(args.dg.shape(), DType::kF32, device),
+  const Device device = args.in.x.device();
+  Tensor dt_bias = Tensor::empty(args.dout.g.shape(), DType::kF32, device),
          a_log = Tensor::empty_like(dt_bias);
-  const GateGradients<T> d{.dg = pointer<float>(args.dg),
-                           .dbeta = pointer<float>(args.dbeta),
+  const GateGradients<T> d{.dg = pointer<float>(args.dout.g),
+                           .dbeta = pointer<float>(args.dout.beta),
                            .db = pointer<T>(args.db.tensor),
                            .da = pointer<T>(args.da.tensor),
                            .db_rows = RowOffsets(args.db.tensor),
@@ -488,19 +484,19 @@ void backward_gates(const DeltaInputsBackward& args, const InputTensors<T>& in) 
 }  // namespace
 
 void delta_inputs(const DeltaInputs& args) {
-  dispatch_inputs(args.q, "delta_inputs", [&]<class T, int kDim>() {
-    auto in = input_tensors<T>(args);
-    const auto out = input_outputs<T>(args);
+  dispatch_inputs(args.out.q, "delta_inputs", [&]<class T, int kDim>() {
+    InputTensors<T> in(args.in, args.out);
+    const auto out = input_outputs<T>(args.out);
     in.vectorized = in.vectorized && aligned(out.q, out.k, out.v);
-    launch("delta_inputs", delta_inputs_kernel<T, kDim>, token_shape(in), args.x.device(), in,
+    launch("delta_inputs", delta_inputs_kernel<T, kDim>, token_shape(in), args.in.x.device(), in,
            packed_sequences(args.cu_seqlens, args.prefixes), out);
   });
 }
 
 void delta_inputs_cached(const DeltaInputsCached& args) {
-  dispatch_inputs(args.q, "delta_inputs_cached", [&]<class T, int kDim>() {
-    auto in = input_tensors<T>(args);
-    const auto out = input_outputs<T>(args);
+  dispatch_inputs(args.out.q, "delta_inputs_cached", [&]<class T, int kDim>() {
+    InputTensors<T> in(args.in, args.out);
+    const auto out = input_outputs<T>(args.out);
     const Rings<T> rings{.data = pointer<T>(args.ring),
                          .rows = RowOffsets(args.ring),
                          .states = pointer<int32_t>(args.states),
@@ -509,23 +505,23 @@ void delta_inputs_cached(const DeltaInputsCached& args) {
                          .tokens = in.tokens};
     in.vectorized = in.vectorized && aligned(out.q, out.k, out.v, rings.data) &&
                     vectorized_starts<T>(rings.rows);
-    launch("delta_inputs", delta_inputs_cached_kernel<T, kDim>, token_shape(in), args.x.device(),
+    launch("delta_inputs", delta_inputs_cached_kernel<T, kDim>, token_shape(in), args.in.x.device(),
            in, rings, out, args.is_decode);
     if (!args.is_decode)
       launch("write_rings", write_rings_kernel<T>,
-             {.grid = blocks_for(in.tokens, 1), .block = kInputThreads}, args.x.device(), in,
+             {.grid = blocks_for(in.tokens, 1), .block = kInputThreads}, args.in.x.device(), in,
              rings);
   });
 }
 
 void delta_inputs_backward(const DeltaInputsBackward& args) {
-  if (args.x.dim(0) == 0) {
+  if (args.in.x.dim(0) == 0) {
     for (const GradOut* d : {&args.dw, &args.da_log, &args.ddt_bias})
       if (d->wanted() && d->mode == Grad::kOverwrite) d->tensor.zero_();
     return;
   }
-  dispatch_inputs(args.dq, "delta_inputs_backward", [&]<class T, int kDim>() {
-    const InputTensors<T> in(args, args.dq.dim(1), args.dv.dim(1));
+  dispatch_inputs(args.dout.q, "delta_inputs_backward", [&]<class T, int kDim>() {
+    const InputTensors<T> in(args.in, args.dout);
     if (args.dx.wanted() || args.dw.wanted()) backward_convolutions<T, kDim>(args, in);
     if (args.db.wanted() || args.da.wanted() || args.da_log.wanted() || args.ddt_bias.wanted())
       backward_gates(args, in);

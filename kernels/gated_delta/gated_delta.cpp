@@ -21,10 +21,10 @@ void gated_delta(const GatedDelta& args) {
   check(
       "[T, Hk, D] q, k; [T, Hv, D] v, o, u; accumulate [T, Hv] g, beta; i32 [S + 1] cu_seqlens; "
       "i32 [S, 2] prefixes?",
-      args.q, args.k, args.v, args.o, args.u, args.g, args.beta, args.cu_seqlens,
+      args.in.q, args.in.k, args.in.v, args.o, args.u, args.in.g, args.in.beta, args.cu_seqlens,
       args.desc.prefixes);
-  check_sizes(check, args.v);
-  on_device<cpu::gated_delta, cuda::gated_delta>(args.v.device(), args);
+  check_sizes(check, args.in.v);
+  on_device<cpu::gated_delta, cuda::gated_delta>(args.in.v.device(), args);
 }
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
@@ -32,25 +32,26 @@ void gated_delta_backward(const GatedDeltaBackward& args) {
   check(
       "[T, Hk, D] q, k; [T, Hv, D] v, u, dout; accumulate [T, Hv] g, beta; i32 [S + 1] "
       "cu_seqlens; i32 [S, 2] prefixes?",
-      args.q, args.k, args.v, args.u, args.dout, args.g, args.beta, args.cu_seqlens,
+      args.in.q, args.in.k, args.in.v, args.u, args.dout, args.in.g, args.in.beta, args.cu_seqlens,
       args.desc.prefixes);
   check("[T, Hk, D] dq, dk; [T, Hv, D] dv; accumulate [T, Hv] dg, dbeta", args.dq, args.dk, args.dv,
         args.dg, args.dbeta);
-  check_sizes(check, args.v);
-  on_device<cpu::gated_delta_backward, cuda::gated_delta_backward>(args.v.device(), args);
+  check_sizes(check, args.in.v);
+  on_device<cpu::gated_delta_backward, cuda::gated_delta_backward>(args.in.v.device(), args);
 }
 
 void gated_delta_cached(const GatedDeltaCached& args) {
   ArgumentCheck check("gated_delta_cached");
   check("[T, Hk, D] q, k; [T, Hv, D] v, o; accumulate [T, Hv] g, beta; i32 [T] states, positions",
-        args.q, args.k, args.v, args.o, args.g, args.beta, args.states, args.positions);
+        args.in.q, args.in.k, args.in.v, args.o, args.in.g, args.in.beta, args.states,
+        args.positions);
   static_assert(kDeltaChunk == 64);
   check(
       "accumulate [N, Hv, D, D] s; [N, 64, Hk, D] k; [N, 64, Hv, D] u; accumulate [N, 64, Hv] "
       "decay",
       args.state.s, args.state.k, args.state.u, args.state.decay);
-  check_sizes(check, args.v);
-  on_device<cpu::gated_delta_cached, cuda::gated_delta_cached>(args.v.device(), args);
+  check_sizes(check, args.in.v);
+  on_device<cpu::gated_delta_cached, cuda::gated_delta_cached>(args.in.v.device(), args);
 }
 
 }  // namespace cohort::kernels

@@ -60,11 +60,14 @@ inline double delta_scale(const GatedDeltaDesc& desc, int64_t head_dim) {
 }
 
 // Hv is a positive multiple of Hk: head h of v reads head h / (Hv / Hk) of q and k.
+struct DeltaTensors {
+  Tensor q, k;     // [T, Hk, D]
+  Tensor v;        // [T, Hv, D]
+  Tensor g, beta;  // [T, Hv] in accumulate_dtype(v)
+};
 struct GatedDelta {
-  Tensor &o, &u;             // [T, Hv, D]; u is kept for the backward
-  const Tensor &q, &k;       // [T, Hk, D]
-  const Tensor& v;           // [T, Hv, D]
-  const Tensor &g, &beta;    // [T, Hv] in accumulate_dtype(v)
+  Tensor &o, &u;  // [T, Hv, D]; u is kept for the backward
+  const DeltaTensors& in;
   const Tensor& cu_seqlens;  // [S + 1] i32, ascending from 0 to T
   const GatedDeltaDesc& desc = {};
 };
@@ -74,9 +77,10 @@ COHORT_KERNEL(void gated_delta(const GatedDelta& args));
 // continue it in their order. Gradients must not overlap inputs: on CUDA dv is written before the
 // last reads of dout, u, q and k.
 struct GatedDeltaBackward {
-  GradOut dq, dk, dv, dg, dbeta;                        // all required
-  const Tensor& dout;                                   // [T, Hv, D]
-  const Tensor &q, &k, &v, &g, &beta, &u, &cu_seqlens;  // as in the forward
+  GradOut dq, dk, dv, dg, dbeta;  // all required
+  const Tensor& dout;             // [T, Hv, D]
+  const DeltaTensors& in;         // as in the forward
+  const Tensor &u, &cu_seqlens;   // as in the forward
   const GatedDeltaDesc& desc = {};
 };
 COHORT_KERNEL(void gated_delta_backward(const GatedDeltaBackward& args));
@@ -96,10 +100,10 @@ struct DeltaState {
 // position is negative: it gets zeros, and changes nothing. The state at position 0 need not be
 // initialised. Bit-identical to gated_delta().
 struct GatedDeltaCached {
-  Tensor& o;                           // [T, Hv, D]
-  DeltaState& state;                   // advanced by the tokens
-  const Tensor &q, &k, &v, &g, &beta;  // as in GatedDelta
-  const Tensor &states, &positions;    // [T] i32
+  Tensor& o;          // [T, Hv, D]
+  DeltaState& state;  // advanced by the tokens
+  const DeltaTensors& in;
+  const Tensor &states, &positions;  // [T] i32
   double scale = 0;
   bool is_decode = false;  // no state has two tokens, which CUDA computes faster
 };

@@ -23,6 +23,7 @@ struct Call {
   Tensor x() const { return wide.narrow(1, first(), channels()); }
   Tensor b() const { return wide.narrow(1, first() + channels(), heads); }
   Tensor a() const { return wide.narrow(1, first() + channels() + heads, heads); }
+  DeltaSources sources() const { return {x(), w, b(), a(), a_log, dt_bias}; }
   Call to(DType dtype, Device device = {}) const {
     Call out = *this;
     for (Tensor* t : {&out.wide, &out.w}) *t = t->to(dtype).to(device);
@@ -56,6 +57,9 @@ Call make_call(const std::vector<int32_t>& cu, int64_t heads, int64_t dim, Start
 
 // q, k, v, g and beta, or their gradients.
 using Outputs = std::array<Tensor, 5>;
+DeltaTensors named(const Outputs& o) {
+  return {o[0], o[1], o[2], o[3], o[4]};
+}
 Outputs outputs(const Call& c, double value = NAN) {
   const DType dtype = c.wide.dtype(), gates = accumulate_dtype(dtype);
   const Device device = c.wide.device();
@@ -68,20 +72,9 @@ Outputs outputs(const Call& c, double value = NAN) {
           full(heads, gates)};
 }
 Outputs packed(const Call& c) {
-  Outputs o = outputs(c);
-  delta_inputs({.q = o[0],
-                .k = o[1],
-                .v = o[2],
-                .g = o[3],
-                .beta = o[4],
-                .x = c.x(),
-                .w = c.w,
-                .b = c.b(),
-                .a = c.a(),
-                .a_log = c.a_log,
-                .dt_bias = c.dt_bias,
-                .cu_seqlens = c.cu_seqlens,
-                .prefixes = c.prefixes});
+  const Outputs o = outputs(c);
+  DeltaTensors out = named(o);
+  delta_inputs({out, c.sources(), c.cu_seqlens, c.prefixes});
   return o;
 }
 // Errors of so many roundings of one result, to bf16.
@@ -150,23 +143,10 @@ TEST(CudaDeltaInputs, PiecesOverRingsHaveTheBitsOfThePackedCall) {
         Call piece = call;
         piece.wide = gather_rows(call.wide, rows, 3);
         const Call c = piece.to(dtype, device);
-        Outputs o = outputs(c);
+        const Outputs o = outputs(c);
+        DeltaTensors out = named(o);
         const Tensor state_ids = ids(states).to(device), position_ids = ids(positions).to(device);
-        delta_inputs_cached({.ring = ring,
-                             .q = o[0],
-                             .k = o[1],
-                             .v = o[2],
-                             .g = o[3],
-                             .beta = o[4],
-                             .x = c.x(),
-                             .w = c.w,
-                             .b = c.b(),
-                             .a = c.a(),
-                             .a_log = c.a_log,
-                             .dt_bias = c.dt_bias,
-                             .states = state_ids,
-                             .positions = position_ids,
-                             .is_decode = is_decode});
+        delta_inputs_cached({ring, out, c.sources(), state_ids, position_ids, is_decode});
         for (size_t n = 0; n < 5; ++n) {
           const Tensor got = o[n].to(Device{});
           for (size_t i = 0; i < rows.size(); ++i) {
@@ -222,17 +202,8 @@ InputGradients gradients(const Call& c, const Outputs& d, Grad mode, double valu
                          .da = {to[3], mode},
                          .da_log = {to[4], mode},
                          .ddt_bias = {to[5], mode},
-                         .dq = d[0],
-                         .dk = d[1],
-                         .dv = d[2],
-                         .dg = d[3],
-                         .dbeta = d[4],
-                         .x = c.x(),
-                         .w = c.w,
-                         .b = c.b(),
-                         .a = c.a(),
-                         .a_log = c.a_log,
-                         .dt_bias = c.dt_bias,
+                         .dout = named(d),
+                         .in = c.sources(),
                          .cu_seqlens = c.cu_seqlens,
                          .prefixes = c.prefixes});
   return to;

@@ -18,8 +18,8 @@ using namespace test;
 constexpr int64_t kHk = 2, kHv = 4, kDim = 5, kChannels = (2 * kHk + kHv) * kDim;
 
 // Tensors of a call on packed sequences; x, b and a are columns of one matrix.
-struct DeltaInputTensors {
-  Tensor x, w, b, a, a_log, dt_bias, cu_seqlens, prefixes;
+struct DeltaInputTensors : DeltaSources {
+  Tensor cu_seqlens, prefixes;
 
   DeltaInputTensors(const std::vector<int32_t>& cu, DType dtype, uint64_t seed = 1)
       : cu_seqlens(ids(cu)) {
@@ -41,15 +41,13 @@ struct DeltaInputTensors {
 };
 
 // Tensors of the shapes of q, k, v, g and beta.
-struct DeltaOutputs {
-  Tensor q, k, v, g, beta;
-
+struct DeltaOutputs : DeltaTensors {
   DeltaOutputs(int64_t tokens, DType dtype, double value = NAN)
-      : q(Tensor::full({tokens, kHk, kDim}, value, dtype)),
-        k(Tensor::full({tokens, kHk, kDim}, value, dtype)),
-        v(Tensor::full({tokens, kHv, kDim}, value, dtype)),
-        g(Tensor::full({tokens, kHv}, value, dtype)),
-        beta(Tensor::full({tokens, kHv}, value, dtype)) {}
+      : DeltaTensors{.q = Tensor::full({tokens, kHk, kDim}, value, dtype),
+                     .k = Tensor::full({tokens, kHk, kDim}, value, dtype),
+                     .v = Tensor::full({tokens, kHv, kDim}, value, dtype),
+                     .g = Tensor::full({tokens, kHv}, value, dtype),
+                     .beta = Tensor::full({tokens, kHv}, value, dtype)} {}
   std::array<Tensor, 5> all() const { return {q, k, v, g, beta}; }
   DeltaOutputs rows(int64_t begin, int64_t count) const {
     DeltaOutputs out = *this;
@@ -70,19 +68,7 @@ bool is_full_of(const Tensor& t, double value) {
 }
 
 DeltaInputs packed_call(const DeltaInputTensors& in, DeltaOutputs& out) {
-  return {.q = out.q,
-          .k = out.k,
-          .v = out.v,
-          .g = out.g,
-          .beta = out.beta,
-          .x = in.x,
-          .w = in.w,
-          .b = in.b,
-          .a = in.a,
-          .a_log = in.a_log,
-          .dt_bias = in.dt_bias,
-          .cu_seqlens = in.cu_seqlens,
-          .prefixes = in.prefixes};
+  return {out, in, in.cu_seqlens, in.prefixes};
 }
 DeltaOutputs packed_outputs(const DeltaInputTensors& in) {
   DeltaOutputs out(in.tokens(), in.x.dtype());
@@ -103,20 +89,7 @@ void cached_call(const DeltaInputTensors& in, const RingCall& at, Tensor& ring, 
       states.push_back(at.slots.data<int32_t>()[s]);
       positions.push_back(at.positions.data<int32_t>()[s] + t - cu[s]);
     }
-  delta_inputs_cached({.ring = ring,
-                       .q = out.q,
-                       .k = out.k,
-                       .v = out.v,
-                       .g = out.g,
-                       .beta = out.beta,
-                       .x = in.x,
-                       .w = in.w,
-                       .b = in.b,
-                       .a = in.a,
-                       .a_log = in.a_log,
-                       .dt_bias = in.dt_bias,
-                       .states = ids(states),
-                       .positions = ids(positions)});
+  delta_inputs_cached({ring, out, in, ids(states), ids(positions)});
 }
 
 // Gradients of all inputs, each with its mode.
@@ -140,17 +113,8 @@ void backward_call(const DeltaInputTensors& in, const DeltaOutputs& d, DeltaGrad
                          .da = {to.da, mode},
                          .da_log = {to.da_log, mode},
                          .ddt_bias = {to.ddt_bias, mode},
-                         .dq = d.q,
-                         .dk = d.k,
-                         .dv = d.v,
-                         .dg = d.g,
-                         .dbeta = d.beta,
-                         .x = in.x,
-                         .w = in.w,
-                         .b = in.b,
-                         .a = in.a,
-                         .a_log = in.a_log,
-                         .dt_bias = in.dt_bias,
+                         .dout = d,
+                         .in = in,
                          .cu_seqlens = in.cu_seqlens,
                          .prefixes = in.prefixes});
 }

@@ -16,8 +16,8 @@ namespace cohort::kernels::gated_delta_cases {
 
 using test::random_tensor;
 
-struct Inputs {
-  Tensor q, k, v, g, beta, cu_seqlens;
+struct Inputs : DeltaTensors {
+  Tensor cu_seqlens;
   GatedDeltaDesc desc;
 
   int64_t tokens() const { return v.dim(0); }
@@ -25,13 +25,13 @@ struct Inputs {
   Inputs to(DType type, Device device = {}) const {
     const auto rows = [&](const Tensor& t) { return t.to(type).to(device); };
     const auto gates = [&](const Tensor& t) { return t.to(accumulate_dtype(type)).to(device); };
-    Inputs out{rows(q), rows(k), rows(v), gates(g), gates(beta), cu_seqlens.to(device), desc};
+    Inputs out{{rows(q), rows(k), rows(v), gates(g), gates(beta)}, cu_seqlens.to(device), desc};
     if (desc.prefixes.defined()) out.desc.prefixes = desc.prefixes.to(device);
     return out;
   }
   Tensor run(Tensor* kept = nullptr) const {
     Tensor o = Tensor::full(v.shape(), NAN, v.dtype(), v.device()), u = o.clone();
-    gated_delta({o, u, q, k, v, g, beta, cu_seqlens, desc});
+    gated_delta({o, u, *this, cu_seqlens, desc});
     if (kept != nullptr) *kept = u;
     return o;
   }
@@ -50,15 +50,15 @@ inline Inputs make_inputs(const std::vector<int32_t>& lengths, int64_t key_heads
   std::partial_sum(lengths.begin(), lengths.end(), ends.begin() + 1);
   const int64_t t = ends.back();
   const double unit = 1 / std::sqrt(static_cast<double>(dim));
-  return {.q = random_tensor({t, key_heads, dim}, dtype, seed, unit),
-          .k = random_tensor({t, key_heads, dim}, dtype, seed + 1, unit),
-          .v = random_tensor({t, heads, dim}, dtype, seed + 2),
-          .g = positive(random_tensor({t, heads}, dtype, seed + 3),
-                        [](double x) { return -std::exp(2 * x - 3); }),
-          .beta = positive(random_tensor({t, heads}, dtype, seed + 4),
-                           [](double x) { return 1 / (1 + std::exp(-x)); }),
-          .cu_seqlens = Tensor::from(ends, {static_cast<int64_t>(ends.size())}),
-          .desc = {}};
+  return {{.q = random_tensor({t, key_heads, dim}, dtype, seed, unit),
+           .k = random_tensor({t, key_heads, dim}, dtype, seed + 1, unit),
+           .v = random_tensor({t, heads, dim}, dtype, seed + 2),
+           .g = positive(random_tensor({t, heads}, dtype, seed + 3),
+                         [](double x) { return -std::exp(2 * x - 3); }),
+           .beta = positive(random_tensor({t, heads}, dtype, seed + 4),
+                            [](double x) { return 1 / (1 + std::exp(-x)); })},
+          Tensor::from(ends, {static_cast<int64_t>(ends.size())}),
+          {}};
 }
 
 // Three sequences whose first outputs are negative and underflow, beside rows u of other tokens.
@@ -145,13 +145,13 @@ inline void check_pieces(const Inputs& in, Device device, Rng& rng, int& pieces)
     }
     const auto rows_of = [&](const Tensor& t) { return test::gather_rows(t, tokens).to(device); };
     if (tokens.empty()) continue;
-    const Tensor q = rows_of(in.q), k = rows_of(in.k), v = rows_of(in.v), g = rows_of(in.g),
-                 beta = rows_of(in.beta);
-    Tensor o = Tensor::full(v.shape(), NAN, dtype, device),
+    const DeltaTensors rows{rows_of(in.q), rows_of(in.k), rows_of(in.v), rows_of(in.g),
+                            rows_of(in.beta)};
+    Tensor o = Tensor::full(rows.v.shape(), NAN, dtype, device),
            expected = test::gather_rows(whole, tokens);
     for (size_t i = 0; i < tokens.size(); ++i)
       if (states[i] < 0 || positions[i] < 0) expected.narrow(0, static_cast<int64_t>(i), 1).zero_();
-    gated_delta_cached({o, state, q, k, v, g, beta, Tensor::from(states).to(device),
+    gated_delta_cached({o, state, rows, Tensor::from(states).to(device),
                         Tensor::from(positions).to(device), in.desc.scale, is_decode});
     ASSERT_TRUE(test::bit_equal(o.to(Device{}), expected)) << "after " << pieces << " pieces";
   }
@@ -211,8 +211,7 @@ inline Tensor expect_no_spread(int64_t dim, DType dtype, Device device = {}) {
   return after;
 }
 
-struct Gradients {
-  Tensor q, k, v, g, beta;
+struct Gradients : DeltaTensors {
   std::array<Tensor*, 5> all() { return {&q, &k, &v, &g, &beta}; }
 };
 inline Gradients backward(const Inputs& in, const Tensor& dout, Grad mode = Grad::kOverwrite) {
@@ -221,18 +220,14 @@ inline Gradients backward(const Inputs& in, const Tensor& dout, Grad mode = Grad
   const auto start = [&](const Tensor& t) {
     return Tensor::full(t.shape(), mode == Grad::kOverwrite ? NAN : 1, t.dtype(), t.device());
   };
-  Gradients out{start(in.q), start(in.k), start(in.v), start(in.g), start(in.beta)};
+  Gradients out{{start(in.q), start(in.k), start(in.v), start(in.g), start(in.beta)}};
   gated_delta_backward({.dq = {out.q, mode},
                         .dk = {out.k, mode},
                         .dv = {out.v, mode},
                         .dg = {out.g, mode},
                         .dbeta = {out.beta, mode},
                         .dout = dout,
-                        .q = in.q,
-                        .k = in.k,
-                        .v = in.v,
-                        .g = in.g,
-                        .beta = in.beta,
+                        .in = in,
                         .u = u,
                         .cu_seqlens = in.cu_seqlens,
                         .desc = in.desc});

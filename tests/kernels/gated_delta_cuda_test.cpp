@@ -31,8 +31,7 @@ void expect_forward(const Inputs& in, DType dtype, Device device) {
   const Inputs rounded = in.to(dtype).to(DType::kF64), on_device = in.to(dtype, device);
   Tensor exact_u, exact = rounded.run(&exact_u);
   Guarded o(in.v.shape(), dtype, device), u(in.v.shape(), dtype, device);
-  gated_delta({o.tensor(), u.tensor(), on_device.q, on_device.k, on_device.v, on_device.g,
-               on_device.beta, on_device.cu_seqlens, on_device.desc});
+  gated_delta({o.tensor(), u.tensor(), on_device, on_device.cu_seqlens, on_device.desc});
   EXPECT_TRUE(o.intact() && u.intact());
   EXPECT_LE(error_of(o.tensor(), exact), tolerance(dtype)) << "o";
   EXPECT_LE(error_of(u.tensor(), exact_u), tolerance(dtype)) << "u";
@@ -223,8 +222,8 @@ TEST(CudaGatedDelta, TokensOfMissingStatesAreIdle) {
       DeltaState state = make_state(in, 1);
       Tensor o = Tensor::full(in.v.shape(), NAN, dtype, device), expected = in.run();
       expected.narrow(0, 0, 1).zero_();
-      gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, test::ids({1, 0}).to(device),
-                          test::ids({0, 0}).to(device), 0, is_decode});
+      gated_delta_cached(
+          {o, state, in, test::ids({1, 0}).to(device), test::ids({0, 0}).to(device), 0, is_decode});
       EXPECT_TRUE(test::bit_equal(o.to(Device{}), expected.to(Device{})));
     }
 }

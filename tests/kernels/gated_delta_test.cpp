@@ -258,7 +258,7 @@ TEST(GatedDelta, WrongArgumentsAreRefused) {
                                         {{0, 0, 0, 0, 0, 0, 2, 2, 2}, "has state 2 of 2"},
                                         {{0, 0, 0, 0, -1, 0, 1, 1, 1}, "adjacent tokens"}})
     try {
-      gated_delta_cached({o, state, in.q, in.k, in.v, in.g, in.beta, Tensor::from(states, {9}),
+      gated_delta_cached({o, state, in, Tensor::from(states, {9}),
                           Tensor::from(std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {9})});
       ADD_FAILURE() << "expected: " << message;
     } catch (const Error& e) {
@@ -273,9 +273,7 @@ TEST(GatedDelta, PositionsOfAStateAscendByOne) {
   Tensor o = Tensor::full(in.v.shape(), 7, DType::kF64, {});
   const Tensor states = Tensor::from(std::vector<int32_t>{0, 0});
   for (const std::vector<int32_t>& positions : {std::vector<int32_t>{0, 2}, {0, 0}})
-    EXPECT_THROW(gated_delta_cached(
-                     {o, state, in.q, in.k, in.v, in.g, in.beta, states, Tensor::from(positions)}),
-                 Error);
+    EXPECT_THROW(gated_delta_cached({o, state, in, states, Tensor::from(positions)}), Error);
   EXPECT_EQ(o.to_vector<double>(), std::vector<double>(8, 7));
 }
 

@@ -292,7 +292,7 @@ class HeadBackward {
 }  // namespace
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
-  dispatch_float(args.v.dtype(), "gated_delta_backward", [&]<class T>() {
+  dispatch_float(args.in.v.dtype(), "gated_delta_backward", [&]<class T>() {
     const PackedDelta<T> in(args, "gated_delta_backward");
     // Sequences without a prefix, each with those that continue it.
     std::vector<std::pair<int64_t, int64_t>> trees;

@@ -48,7 +48,7 @@ void advance(const GatedDeltaCached& args, const DeltaInputRows<T>& in, const St
 }  // namespace
 
 void gated_delta(const GatedDelta& args) {
-  dispatch_float(args.v.dtype(), "gated_delta", [&]<class T>() {
+  dispatch_float(args.in.v.dtype(), "gated_delta", [&]<class T>() {
     const PackedDelta<T> in(args, "gated_delta");
     const auto scale = static_cast<T>(delta_scale(args.desc, in.dim));
     // Sequences that continue a prefix read what has been stored for it.
@@ -75,8 +75,8 @@ void gated_delta_cached(const GatedDeltaCached& args) {
   const int64_t slots = args.state.s.dim(0);
   const std::vector<StateRun> runs =
       state_runs(args.states, args.positions, slots, "gated_delta_cached");
-  dispatch_float(args.v.dtype(), "gated_delta_cached", [&]<class T>() {
-    const DeltaInputRows<T> in(args.q, args.k, args.v, args.g, args.beta);
+  dispatch_float(args.in.v.dtype(), "gated_delta_cached", [&]<class T>() {
+    const DeltaInputRows<T> in(args.in);
     for_rows(static_cast<int64_t>(runs.size()) * in.key_heads, in.dim * in.dim, [&](int64_t task) {
       advance(args, in, runs[static_cast<size_t>(task / in.key_heads)], task % in.key_heads);
     });

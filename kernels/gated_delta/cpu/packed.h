@@ -12,17 +12,16 @@ struct DeltaInputRows {
   int64_t heads, key_heads, group, dim;
   const T *q, *k, *v, *g, *beta;
 
-  DeltaInputRows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 const Tensor& beta)
-      : heads(v.dim(1)),
-        key_heads(k.dim(1)),
+  explicit DeltaInputRows(const DeltaTensors& in)
+      : heads(in.v.dim(1)),
+        key_heads(in.k.dim(1)),
         group(heads / key_heads),
-        dim(v.dim(2)),
-        q(q.data<T>()),
-        k(k.data<T>()),
-        v(v.data<T>()),
-        g(g.data<T>()),
-        beta(beta.data<T>()) {}
+        dim(in.v.dim(2)),
+        q(in.q.data<T>()),
+        k(in.k.data<T>()),
+        v(in.v.data<T>()),
+        g(in.g.data<T>()),
+        beta(in.beta.data<T>()) {}
   // The offsets of a value head in [T, Hv, D], and of its key head in [T, Hk, D].
   int64_t offset(int64_t t, int64_t head) const { return (t * heads + head) * dim; }
   int64_t key_offset(int64_t t, int64_t head) const { return (t * key_heads + head / group) * dim; }
@@ -38,8 +37,7 @@ struct PackedDelta : DeltaInputRows<T> {
 
   template <class Args>
   PackedDelta(const Args& args, const char* op)
-      : DeltaInputRows<T>(args.q, args.k, args.v, args.g, args.beta),
-        sequences(checked(args, op)) {}
+      : DeltaInputRows<T>(args.in), sequences(checked(args, op)) {}
   // fn(sequence, head) for each value head of each sequence, in parallel.
   template <class F>
   void for_heads(const F& fn) const {
@@ -52,7 +50,7 @@ struct PackedDelta : DeltaInputRows<T> {
   static PackedSequences checked(const Args& args, const char* op) {
     AttentionDesc desc;
     desc.prefixes = args.desc.prefixes;
-    attention::check_sequences(args.cu_seqlens, desc, args.v.dim(0), op);
+    attention::check_sequences(args.cu_seqlens, desc, args.in.v.dim(0), op);
     return {args.cu_seqlens, desc};
   }
 };

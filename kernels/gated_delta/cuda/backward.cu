@@ -407,24 +407,24 @@ void run_chain(const BackwardProblem<T, kDim>& problem, Device device) {
 }  // namespace
 
 void gated_delta_backward(const GatedDeltaBackward& args) {
-  const Device device = args.v.device();
-  const int64_t tokens = args.v.dim(0), key_heads = args.k.dim(1),
-                group = args.v.dim(1) / key_heads;
+  const Device device = args.in.v.device();
+  const int64_t tokens = args.in.v.dim(0), key_heads = args.in.k.dim(1),
+                group = args.in.v.dim(1) / key_heads;
   if (tokens == 0) return;
   const PackedSequences sequences = delta_sequences(args);
   const int64_t count = sequences.count, forks = sequences.prefixes == nullptr ? 0 : count;
-  dispatch_delta(args.v, "gated_delta_backward", [&]<class T, int kDim>() {
+  dispatch_delta(args.in.v, "gated_delta_backward", [&]<class T, int kDim>() {
     const int64_t slots = ChunkMatrices<T, kDim>::slots(tokens, count),
                   at_once = key_heads_at_once<T, kDim>(slots, forks, group, key_heads),
                   head_count = at_once * group;
     const auto scratch = [&](int64_t size) { return Tensor::empty({size}, DType::kF32, device); };
-    Tensor matrices = Tensor::empty({2, slots, head_count, kDim, kDim}, args.v.dtype(), device);
+    Tensor matrices = Tensor::empty({2, slots, head_count, kDim, kDim}, args.in.v.dtype(), device);
     Tensor du = scratch(forks * head_count * kChunk * kDim),
            dk = scratch(forks * at_once * kChunk * kDim), dg = scratch(forks * head_count * kChunk),
            decay = scratch(forks * head_count), dr = args.dv.tensor;
     if (args.dv.mode == Grad::kAccumulate) dr = Tensor::empty_like(dr);
     const auto adds = [](const GradOut& grad) { return grad.mode == Grad::kAccumulate; };
-    BackwardProblem<T, kDim> problem{.in = delta_problem<T>(args, args.desc.scale),
+    BackwardProblem<T, kDim> problem{.in = delta_problem<T>(args.in, args.desc.scale),
                                      .sequences = sequences,
                                      .dout = pointer<T>(args.dout),
                                      .dq = pointer<T>(args.dq.tensor),

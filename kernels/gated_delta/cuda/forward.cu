@@ -441,10 +441,10 @@ COHORT_STATES(bf16, 128)
 #undef COHORT_STATES
 
 void gated_delta(const GatedDelta& args) {
-  const Device device = args.v.device();
+  const Device device = args.in.v.device();
   const PackedSequences sequences = delta_sequences(args);
-  dispatch_delta(args.v, "gated_delta", [&]<class T, int kDim>() {
-    DeltaProblem<T> problem = delta_problem<T>(args, args.desc.scale);
+  dispatch_delta(args.in.v, "gated_delta", [&]<class T, int kDim>() {
+    DeltaProblem<T> problem = delta_problem<T>(args.in, args.desc.scale);
     problem.o = pointer<T>(args.o);
     problem.u = pointer<T>(args.u);
     check_delta_aligned(problem.o, problem.u);
@@ -462,8 +462,8 @@ void gated_delta(const GatedDelta& args) {
 }
 
 void gated_delta_cached(const GatedDeltaCached& args) {
-  dispatch_delta(args.v, "gated_delta_cached", [&]<class T, int kDim>() {
-    DeltaProblem<T> problem = delta_problem<T>(args, args.scale);
+  dispatch_delta(args.in.v, "gated_delta_cached", [&]<class T, int kDim>() {
+    DeltaProblem<T> problem = delta_problem<T>(args.in, args.scale);
     problem.o = pointer<T>(args.o);
     problem.s = pointer<void>(args.state.s);
     problem.state_k = pointer<T>(args.state.k);

@@ -327,18 +327,18 @@ void check_delta_aligned(const P*... rows) {
   COHORT_CHECK(aligned(rows...), "[gated_delta] expected rows aligned to 16 bytes on a GPU");
 }
 // The tensors of a call that a problem has.
-template <class T, class Args>
-DeltaProblem<T> delta_problem(const Args& args, double scale) {
+template <class T>
+DeltaProblem<T> delta_problem(const DeltaTensors& in, double scale) {
   DeltaProblem<T> p{};
-  p.q = pointer<T>(args.q);
-  p.k = pointer<T>(args.k);
-  p.v = pointer<T>(args.v);
+  p.q = pointer<T>(in.q);
+  p.k = pointer<T>(in.k);
+  p.v = pointer<T>(in.v);
   check_delta_aligned(p.q, p.k, p.v);
-  p.g = pointer<float>(args.g);
-  p.beta = pointer<float>(args.beta);
-  p.heads = static_cast<int>(args.v.dim(1));
-  p.key_heads = static_cast<int>(args.k.dim(1));
-  p.scale = static_cast<float>(delta_scale({.scale = scale}, args.v.dim(2)));
+  p.g = pointer<float>(in.g);
+  p.beta = pointer<float>(in.beta);
+  p.heads = static_cast<int>(in.v.dim(1));
+  p.key_heads = static_cast<int>(in.k.dim(1));
+  p.scale = static_cast<float>(delta_scale({.scale = scale}, in.v.dim(2)));
   return p;
 }
 template <class Args>
