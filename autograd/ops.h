@@ -228,13 +228,8 @@ struct HostLossArgs;
 // loss, which is a sum over sequences.
 using HostLoss = std::function<double(const HostLossArgs& args)>;
 // Constants of the policy loss, all [L]; see kernels/policy_loss.h.
-struct PolicyLossInputs {
-  Tensor old_logprob;
-  Tensor ref_logprob;  // undefined: no reference
-  Tensor advantage, weight;
-  Tensor sampling_logprob = {};   // undefined: old_logprob
-  Tensor old_distance_coef = {};  // undefined: 0
-  Tensor segments = {};           // i32, ascending; needed if loss_desc.needs_sequences()
+struct PolicyLossInputs : kernels::PolicyLossConstants {
+  Tensor segments = {};  // i32, ascending; needed if loss_desc.needs_sequences()
   // The log-probs are old_logprob, which the caller verifies: no pass over the logits is needed
   // before that of the loss.
   bool on_policy = false;

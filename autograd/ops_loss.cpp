@@ -335,10 +335,7 @@ Tensor sequence_means(const Variable& hidden, const HeadWeights& head, const Ten
       {.means = means,
        .logprob = needs_logprobs ? log_probs_of(hidden, head, targets, desc).logprob.value()
                                  : inputs.old_logprob,
-       .old_logprob = inputs.old_logprob,
-       .sampling_logprob = inputs.sampling_logprob,
-       .advantage = inputs.advantage,
-       .weight = inputs.weight,
+       .constants = inputs,
        .segments = inputs.segments,
        .desc = loss_desc});
   return means;
@@ -388,19 +385,14 @@ HeadLoss policy_loss(const Variable& hidden, const HeadWeights& head, const Tens
     kernels::policy_loss_terms({.dlogprob = rows.dlogprob,
                                 .terms = terms,
                                 .logprob = rows.logprob,
-                                .old_logprob = inputs.old_logprob,
-                                .ref_logprob = inputs.ref_logprob,
-                                .advantage = inputs.advantage,
-                                .weight = inputs.weight,
+                                .constants = inputs,
                                 .desc = loss_desc,
                                 .begin = begin,
                                 .count = count,
-                                .sampling_logprob = inputs.sampling_logprob,
                                 .sequence_means = means,
                                 .entropy = has_bonus ? rows.entropy : Tensor(),
                                 .dentropy = has_bonus ? rows.dentropy : Tensor(),
-                                .divergence = value,
-                                .old_distance_coef = inputs.old_distance_coef});
+                                .divergence = value});
     host.copy_to(rows, begin, count);
   };
   HeadLoss out{.loss = {}, .hidden = hidden, .head = head};

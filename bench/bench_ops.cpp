@@ -522,17 +522,18 @@ void add_training(Rows& rows) {
   const double gradient_words = g_setup.dtype == DType::kBF16 ? 2 : 1;
   rows.push_back({"grad_norm", shape, moves(parameter, 4 * gradient_words),
                   [=]() mutable { grad_norm(norm, gradients); }});
-  const Tensor lp = random_accumulator(tokens, -3, 0), old = random_accumulator(tokens, -3, 0),
-               ref = random_accumulator(tokens, -3, 0);
-  const Tensor advantage = random_accumulator(tokens), weight = random_accumulator(tokens, 0.5f, 1);
+  const Tensor lp = random_accumulator(tokens, -3, 0);
+  const PolicyLossConstants constants{.old_logprob = random_accumulator(tokens, -3, 0),
+                                      .ref_logprob = random_accumulator(tokens, -3, 0),
+                                      .advantage = random_accumulator(tokens),
+                                      .weight = random_accumulator(tokens, 0.5f, 1)};
   Tensor loss = random_accumulator({1}), dlogprob = random_accumulator(tokens),
          stats = PolicyLossStats::zeros(g_setup.device);
   Tensor terms =
       Tensor::empty({tokens.numel(), 1 + PolicyLossStats::kSize}, DType::kF64, g_setup.device);
   rows.push_back(
       {"policy_loss", tokens.str(), moves(tokens, 6 + 2 * 14), [=]() mutable {
-         policy_loss_terms(
-             {dlogprob, terms, lp, old, ref, advantage, weight, {.beta = 0.01}, 0, tokens.numel()});
+         policy_loss_terms({dlogprob, terms, lp, constants, {.beta = 0.01}, 0, tokens.numel()});
          policy_loss_sums({loss, stats, terms});
        }});
 }

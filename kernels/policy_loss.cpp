@@ -22,10 +22,10 @@ PolicyLossStats PolicyLossStats::from(const Tensor& sums) {
 
 void policy_loss_terms(const PolicyLossTerms& args) {
   ArgumentCheck check("policy_loss");
-  check.require(args.desc.beta == 0 ||
-                    (is_divergence(args.desc.kl) ? args.divergence : args.ref_logprob).defined(),
-                "beta is ", args.desc.beta,
-                " but there are no reference log-probs, or no divergences");
+  check.require(
+      args.desc.beta == 0 ||
+          (is_divergence(args.desc.kl) ? args.divergence : args.constants.ref_logprob).defined(),
+      "beta is ", args.desc.beta, " but there are no reference log-probs, or no divergences");
   check.require(!args.desc.needs_sequences() || args.sequence_means.defined(),
                 "a ratio or mask of sequences needs their means");
   check.require((args.desc.entropy_coef != 0) == args.entropy.defined() &&
@@ -33,11 +33,11 @@ void policy_loss_terms(const PolicyLossTerms& args) {
                 "entropies and their gradient belong to an entropy bonus, whose "
                 "coefficient is ",
                 args.desc.entropy_coef);
-  check("[T] logprob, old_logprob, advantage, weight, dlogprob", args.logprob, args.old_logprob,
-        args.advantage, args.weight, args.dlogprob);
+  check("[T] logprob, old_logprob, advantage, weight, dlogprob", args.logprob,
+        args.constants.old_logprob, args.constants.advantage, args.constants.weight, args.dlogprob);
   check("[T] ref_logprob?, sampling_logprob?, entropy?, dentropy?, divergence?, old_distance_coef?",
-        args.ref_logprob, args.sampling_logprob, args.entropy, args.dentropy, args.divergence,
-        args.old_distance_coef);
+        args.constants.ref_logprob, args.constants.sampling_logprob, args.entropy, args.dentropy,
+        args.divergence, args.constants.old_distance_coef);
   check("f64 [T, 4] sequence_means?; f64 [T, 8] terms", args.sequence_means, args.terms);
   check.require(args.begin >= 0 && args.count >= 0 && args.begin + args.count <= check["T"],
                 "tokens from ", args.begin, ", ", args.count, " of ", check["T"]);
@@ -49,8 +49,8 @@ void policy_sequence_means(const PolicySequenceMeans& args) {
   check(
       "[T] logprob, old_logprob, sampling_logprob?, advantage, weight; i32 [T] segments; "
       "f64 [T, 4] means",
-      args.logprob, args.old_logprob, args.sampling_logprob, args.advantage, args.weight,
-      args.segments, args.means);
+      args.logprob, args.constants.old_logprob, args.constants.sampling_logprob,
+      args.constants.advantage, args.constants.weight, args.segments, args.means);
   on_device<cpu::policy_sequence_means, cuda::policy_sequence_means>(args.logprob.device(), args);
 }
 

@@ -145,15 +145,27 @@ struct PolicyLossStats {
   static PolicyLossStats from(const Tensor& sums);
 };
 
+// Constants of the loss, [T] each.
+struct PolicyLossConstants {
+  Tensor old_logprob;
+  Tensor ref_logprob;  // undefined: no reference
+  Tensor advantage, weight;
+  Tensor sampling_logprob = {};   // undefined: old_logprob
+  Tensor old_distance_coef = {};  // undefined: 0
+
+  const Tensor& sampling() const {
+    return sampling_logprob.defined() ? sampling_logprob : old_logprob;
+  }
+};
+
 // Means over the tokens of each sequence that have a weight above 0, at each of them: of lp -
 // lp_old and of lp_old - lp_sampling; the number of these tokens; and the mean of RatioLevel's
 // kClipped. The order of the sums depends on the sequence's length only.
 struct PolicySequenceMeans {
   static constexpr int64_t kSize = 4;
   Tensor& means;  // f64 [T, kSize]
-  const Tensor &logprob, &old_logprob;
-  const Tensor& sampling_logprob;  // may be undefined: old_logprob
-  const Tensor &advantage, &weight;
+  const Tensor& logprob;
+  const PolicyLossConstants& constants;
   const Tensor& segments;  // [T] i32: the sequence of each token, ascending
   PolicyLossDesc desc = {};
 };
@@ -167,19 +179,15 @@ struct PolicyLossTerms {
   Tensor& dlogprob;  // [T], the gradient of the loss
   Tensor& terms;     // f64 [T, 1 + PolicyLossStats::kSize]: the loss's, then the statistics'
   const Tensor& logprob;
-  const Tensor& old_logprob;
-  const Tensor& ref_logprob;  // may be undefined: no reference
-  const Tensor &advantage, &weight;
+  const PolicyLossConstants& constants;
   PolicyLossDesc desc = {};
   int64_t begin = 0, count = 0;
-  Tensor sampling_logprob = {};  // undefined: old_logprob
-  Tensor sequence_means = {};    // PolicySequenceMeans; needed if desc.needs_sequences()
+  Tensor sequence_means = {};  // PolicySequenceMeans; needed if desc.needs_sequences()
   // For an entropy bonus, else undefined: the entropies [T], and the gradient of the loss [T].
   Tensor entropy = {}, dentropy = {};
   // Divergences [T] in place of estimates of the KL: needed if is_divergence(desc.kl) and beta > 0.
   // Their gradients are the caller's.
   Tensor divergence = {};
-  Tensor old_distance_coef = {};  // [T]; undefined: 0
 };
 COHORT_KERNEL(void policy_loss_terms(const PolicyLossTerms& args));
 

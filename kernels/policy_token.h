@@ -279,12 +279,6 @@ COHORT_HD inline void add(PolicyTerms& total, const PolicyTerms& more) {
   add(total.stats, more.stats);
 }
 
-// The data of a tensor, or null if it is undefined.
-template <class T>
-T* data_or_null(Tensor tensor) {
-  return tensor.defined() ? tensor.data<T>() : nullptr;
-}
-
 // Sums over the tokens of a sequence, for its means.
 struct LogRatioSums {
   double tokens = 0, to_old = 0, to_sampling = 0;
@@ -300,13 +294,12 @@ struct SequenceLogRatios {
 
   explicit SequenceLogRatios(const PolicySequenceMeans& args)
       : logprob(args.logprob.data<T>()),
-        old_logprob(args.old_logprob.data<T>()),
-        sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
-                                                         : old_logprob),
-        advantage(args.advantage.data<T>()),
-        weight(args.weight.data<T>()),
+        old_logprob(args.constants.old_logprob.data<T>()),
+        sampling_logprob(args.constants.sampling().data<T>()),
+        advantage(args.constants.advantage.data<T>()),
+        weight(args.constants.weight.data<T>()),
         desc(args.desc),
-        means(static_cast<SequenceMeans*>(args.means.raw())) {}
+        means(pointer<SequenceMeans>(args.means)) {}
 
   COHORT_HD void add(LogRatioSums& sums, int64_t t) const {
     if (!(weight[t] > 0)) return;
@@ -339,21 +332,18 @@ struct PolicyTokens {
 
   explicit PolicyTokens(const PolicyLossTerms& args)
       : logprob(args.logprob.data<T>()),
-        old_logprob(args.old_logprob.data<T>()),
-        ref_logprob(data_or_null<T>(args.ref_logprob)),
-        sampling_logprob(args.sampling_logprob.defined() ? args.sampling_logprob.data<T>()
-                                                         : old_logprob),
-        advantage(args.advantage.data<T>()),
-        weight(args.weight.data<T>()),
-        entropy(data_or_null<T>(args.entropy)),
-        divergence(data_or_null<T>(args.divergence)),
-        old_distance_coef(data_or_null<T>(args.old_distance_coef)),
-        sequence_means(args.sequence_means.defined()
-                           ? static_cast<const SequenceMeans*>(args.sequence_means.raw())
-                           : nullptr),
-        terms(static_cast<PolicyTerms*>(args.terms.raw())),
+        old_logprob(args.constants.old_logprob.data<T>()),
+        ref_logprob(pointer<T>(args.constants.ref_logprob)),
+        sampling_logprob(args.constants.sampling().data<T>()),
+        advantage(args.constants.advantage.data<T>()),
+        weight(args.constants.weight.data<T>()),
+        entropy(pointer<T>(args.entropy)),
+        divergence(pointer<T>(args.divergence)),
+        old_distance_coef(pointer<T>(args.constants.old_distance_coef)),
+        sequence_means(pointer<SequenceMeans>(args.sequence_means)),
+        terms(pointer<PolicyTerms>(args.terms)),
         dlogprob(args.dlogprob.data<T>()),
-        dentropy(data_or_null<T>(args.dentropy)) {}
+        dentropy(args.dentropy.defined() ? Tensor(args.dentropy).data<T>() : nullptr) {}
 
   // The surrogate of token t with its weight, whose ratio may be that of its sequence.
   COHORT_HD TokenLoss weighted_surrogate(int64_t t, const PolicyToken& token,

@@ -140,18 +140,10 @@ TokenLogProbs policy_log_probs(const Transformer& model, const PackedBatch& batc
 HeadLoss grpo_loss(const Variable& hidden, const HeadWeights& head, const PolicyBatch& batch,
                    const GrpoConfig& config, double temperature, bool on_policy,
                    std::optional<HeadTeacher> teacher) {
-  return policy_loss(hidden, head, batch.targets,
-                     {.old_logprob = batch.old_logprob,
-                      .ref_logprob = batch.ref_logprob,
-                      .advantage = batch.advantage,
-                      .weight = batch.weight,
-                      .sampling_logprob = batch.sampling_logprob,
-                      .old_distance_coef = batch.old_distance_coef,
-                      .segments = batch.segments,
-                      .on_policy = on_policy,
-                      .teacher = std::move(teacher),
-                      .host_loss = config.loss_function.get()},
-                     config.loss_desc(), {.temperature = temperature});
+  return policy_loss(
+      hidden, head, batch.targets,
+      {batch, batch.segments, on_policy, std::move(teacher), config.loss_function.get()},
+      config.loss_desc(), {.temperature = temperature});
 }
 
 }  // namespace cohort

@@ -34,13 +34,9 @@ struct PolicySequence : TokenSequence {
 // empty loss mask.
 PolicySequence policy_sequence(const Trajectory& trajectory, double advantage);
 
-// A micro batch with the constants of the policy loss, [L] each: one value per target.
-struct PolicyBatch : PackedBatch {
-  Tensor old_logprob, advantage;
-  Tensor weight;             // one over the denominator of the whole update
-  Tensor ref_logprob;        // undefined: no reference
-  Tensor sampling_logprob;   // undefined: old_logprob
-  Tensor old_distance_coef;  // undefined: 0
+// A micro batch with the constants of the policy loss, [L] each: one value per target. Its weights
+// are one over the denominator of the whole update.
+struct PolicyBatch : PackedBatch, kernels::PolicyLossConstants {
   // The reference reads this, with the same targets in the same order; nullopt: this batch.
   std::optional<PackedBatch> reference;
   const PackedBatch& of_reference() const { return reference ? *reference : *this; }

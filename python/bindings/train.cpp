@@ -33,12 +33,11 @@ HostLoss loss_of(const std::string& name, const nb::callable& function) {
   return [name, function = &function](const HostLossArgs& args) {
     const nb::gil_scoped_acquire gil;
     const PolicyLossInputs& in = args.inputs;
-    const Tensor& sampling = in.sampling_logprob.defined() ? in.sampling_logprob : in.old_logprob;
     nb::dict arrays;
     for (const auto& [key, value] : {std::pair{"logprob", &args.logprob},
                                      {"entropy", &args.entropy},
                                      {"old_logprob", &in.old_logprob},
-                                     {"sampling_logprob", &sampling},
+                                     {"sampling_logprob", &in.sampling()},
                                      {"ref_logprob", &in.ref_logprob},
                                      {"advantage", &in.advantage},
                                      {"weight", &in.weight},

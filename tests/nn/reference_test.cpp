@@ -153,10 +153,10 @@ void check_grpo(const Reference& ref) {
   for (const std::string kind : {"grpo.dapo.", "grpo.grpo."}) {
     const HeadLoss made =
         policy_loss(ref.model.hidden_at_targets(ref.batch), ref.model.head(), ref.batch.targets,
-                    {.old_logprob = ref.constant("grpo.old_logprob"),
-                     .ref_logprob = ref.constant("grpo.ref_logprob"),
-                     .advantage = ref.constant("grpo.advantage"),
-                     .weight = ref.constant(kind + "weight")},
+                    {{.old_logprob = ref.constant("grpo.old_logprob"),
+                      .ref_logprob = ref.constant("grpo.ref_logprob"),
+                      .advantage = ref.constant("grpo.advantage"),
+                      .weight = ref.constant(kind + "weight")}},
                     desc, {.temperature = ref.grpo.at("temperature").as_double()});
     const auto stats = kernels::PolicyLossStats::from(made.stats);
     EXPECT_LT(test::relative_error(made.loss, ref.file.read(kind + "loss")), ref.tolerance());

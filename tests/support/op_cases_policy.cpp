@@ -76,8 +76,8 @@ Variable unbiased_kl(const Variable& logprob, const kernels::PolicyLossDesc& des
   const auto loss = [&](const Variable& lp) {
     return policy_loss_of_log_probs(
         lp,
-        {constant(t.old_logprob, lp), constant(t.ref_logprob, lp),
-         constant(std::vector<double>(t.weight.size(), 0), lp), constant(t.weight, lp)},
+        {{constant(t.old_logprob, lp), constant(t.ref_logprob, lp),
+          constant(std::vector<double>(t.weight.size(), 0), lp), constant(t.weight, lp)}},
         desc);
   };
   const Variable kl = loss(logprob);
@@ -135,13 +135,13 @@ void add_sequence_losses(Table& table) {
     table.push_back({"policy_loss", row.variant, near(t.logprob), [=](Inputs in) {
                        return policy_loss_of_log_probs(
                            in[0],
-                           {.old_logprob = constant(t.old_logprob, in[0]),
-                            .ref_logprob = constant(t.ref_logprob, in[0]),
-                            .advantage = constant(t.advantage, in[0]),
-                            .weight = constant(t.weight, in[0]),
-                            .sampling_logprob = constant(sampling, in[0]),
-                            .old_distance_coef = constant(distance, in[0]),
-                            .segments = ids(segments, in[0])},
+                           {{.old_logprob = constant(t.old_logprob, in[0]),
+                             .ref_logprob = constant(t.ref_logprob, in[0]),
+                             .advantage = constant(t.advantage, in[0]),
+                             .weight = constant(t.weight, in[0]),
+                             .sampling_logprob = constant(sampling, in[0]),
+                             .old_distance_coef = constant(distance, in[0])},
+                            ids(segments, in[0])},
                            row.desc);
                      }});
   }
@@ -172,10 +172,10 @@ void add_policy_loss(std::vector<OpCase>& table) {
     table.push_back({"policy_loss", row.variant, near(policy_tokens().logprob), [row](Inputs in) {
                        PolicyTokens t = policy_tokens();
                        if (row.desc.surrogate == Surrogate::kCispo) hold_ratios(t, in[0]);
-                       PolicyLossInputs constants{constant(t.old_logprob, in[0]),
-                                                  {},
-                                                  constant(t.advantage, in[0]),
-                                                  constant(t.weight, in[0])};
+                       PolicyLossInputs constants{{constant(t.old_logprob, in[0]),
+                                                   {},
+                                                   constant(t.advantage, in[0]),
+                                                   constant(t.weight, in[0])}};
                        if (row.reference) constants.ref_logprob = constant(t.ref_logprob, in[0]);
                        if (row.desc.kl_unbiased) return unbiased_kl(in[0], row.desc);
                        return policy_loss_of_log_probs(in[0], constants, row.desc);
@@ -217,11 +217,11 @@ void add_policy_loss(std::vector<OpCase>& table) {
            const auto constants = [&](double value) {
              return constant(std::vector<double>(7, value), in[0]);
            };
-           PolicyLossInputs constants_of{.old_logprob = constants(-2),
-                                         .ref_logprob = constants(-3),
-                                         .advantage = constants(0.5),
-                                         .weight = constants(1),
-                                         .segments = ids({0, 0, 0, 1, 1, 1, 1}, in[0])};
+           PolicyLossInputs constants_of{{.old_logprob = constants(-2),
+                                          .ref_logprob = constants(-3),
+                                          .advantage = constants(0.5),
+                                          .weight = constants(1)},
+                                         ids({0, 0, 0, 1, 1, 1, 1}, in[0])};
            if (kernels::is_divergence(row.divergence.kind)) {
              constants_of.ref_logprob = {};
              constants_of.teacher = {matrix(7, 4, 1.3), matrix(11, 4, 0.7), {}, row.divergence};

@@ -16,16 +16,16 @@ struct PolicyLoss {
   Tensor entropy = {}, dentropy = {}, old_distance_coef = {};
 };
 inline void policy_loss(const PolicyLoss& args) {
+  const PolicyLossConstants constants{args.old_logprob,      args.ref_logprob,
+                                      args.advantage,        args.weight,
+                                      args.sampling_logprob, args.old_distance_coef};
   Tensor means;
   if (args.desc.needs_sequences()) {
     means = Tensor::empty({args.logprob.numel(), PolicySequenceMeans::kSize}, DType::kF64,
                           args.logprob.device());
     policy_sequence_means({.means = means,
                            .logprob = args.logprob,
-                           .old_logprob = args.old_logprob,
-                           .sampling_logprob = args.sampling_logprob,
-                           .advantage = args.advantage,
-                           .weight = args.weight,
+                           .constants = constants,
                            .segments = args.segments,
                            .desc = args.desc});
   }
@@ -34,18 +34,13 @@ inline void policy_loss(const PolicyLoss& args) {
   policy_loss_terms({.dlogprob = args.dlogprob,
                      .terms = terms,
                      .logprob = args.logprob,
-                     .old_logprob = args.old_logprob,
-                     .ref_logprob = args.ref_logprob,
-                     .advantage = args.advantage,
-                     .weight = args.weight,
+                     .constants = constants,
                      .desc = args.desc,
                      .begin = 0,
                      .count = args.logprob.numel(),
-                     .sampling_logprob = args.sampling_logprob,
                      .sequence_means = means,
                      .entropy = args.entropy,
-                     .dentropy = args.dentropy,
-                     .old_distance_coef = args.old_distance_coef});
+                     .dentropy = args.dentropy});
   policy_loss_sums({.loss = args.loss, .stats = args.stats, .terms = terms});
 }
 
