@@ -145,6 +145,14 @@ Variable gated_delta(const DeltaVariables& in, const DeltaDims& dims, const Tens
                      const kernels::GatedDeltaDesc& desc = {});
 Variable dropout(const Variable& x, const kernels::DropoutSpec& spec);
 
+// Tokens and a head; both passes compute the logits.
+struct HeadInputs {
+  Tensor x;        // [T, C]
+  Tensor w;        // [V, C]
+  Tensor targets;  // [T] i32
+  kernels::HeadDesc desc = {};
+  Tensor bias = {};  // [V]; undefined: none
+};
 // The head over chunks of tokens, on values: log-probs of `targets` and entropies under
 // softmax((x w^T + bias) / temperature), as kernels/head.h defines them. With `gradients` also
 // those of x, w and the bias for a loss that is a sum over tokens, from the same logits.
@@ -172,12 +180,8 @@ struct TeacherTerm {
 };
 struct HeadLogprobForward {
   Tensor &logprob, &entropy, &lse;  // [T], in accumulate_dtype(x)
-  const Tensor& x;                  // [T, C]
-  const Tensor& w;                  // [V, C]
-  const Tensor& targets;            // [T] i32
-  kernels::HeadDesc desc = {};
+  HeadInputs in;
   const HeadLossGradients* gradients = nullptr;
-  Tensor bias = {};                      // [V]; undefined: none
   const TeacherTerm* teacher = nullptr;  // its divergence is known when set_dlogprob() is called
 };
 void head_logprob_forward(const HeadLogprobForward& args);
@@ -188,9 +192,8 @@ struct HeadLogprobBackward {
   kernels::GradOut dw;  // [V, C], a weight gradient
   const Tensor& dlogprob;
   const Tensor& dentropy;  // may be undefined: zero
-  const Tensor &x, &w, &targets, &lse, &entropy;
-  kernels::HeadDesc desc = {};
-  Tensor bias = {};     // [V]; undefined: none
+  HeadInputs in;
+  const Tensor &lse, &entropy;
   GradSlot dbias = {};  // [V], a weight gradient
 };
 void head_logprob_backward(const HeadLogprobBackward& args);

@@ -18,8 +18,8 @@ using kernels::Grad;
 using kernels::GradOut;
 
 // Checks the arguments that both passes share; returns the rows of logits that are held at a time.
-int64_t check_head(const Tensor& x, const Tensor& w, const Tensor& targets,
-                   const kernels::HeadDesc& desc, const char* op) {
+int64_t check_head(const HeadInputs& in, const char* op) {
+  const auto& [x, w, targets, desc, bias] = in;
   kernels::ArgumentCheck check(op);
   check("[T, C] x; [V, C] w; i32 [T] targets", x, w, targets);
   COHORT_CHECK(desc.temperature > 0 && std::isfinite(desc.temperature), "[", op,
@@ -114,8 +114,8 @@ void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor
   if (args.teacher == nullptr) return fn(nullptr);
   const auto& [teacher, divergence, ddivergence] = *args.teacher;
   const int64_t count = logits.dim(0), vocab = logits.dim(1);
-  COHORT_CHECK(teacher.w.dim(0) >= vocab && teacher.x.dim(0) == args.x.dim(0),
-               "[head] expected a teacher of at least ", vocab, " tokens at ", args.x.dim(0),
+  COHORT_CHECK(teacher.w.dim(0) >= vocab && teacher.x.dim(0) == args.in.x.dim(0),
+               "[head] expected a teacher of at least ", vocab, " tokens at ", args.in.x.dim(0),
                " positions, got ", teacher.w.dim(0), " and ", teacher.x.dim(0));
   const auto compute = [&](int64_t, Tensor& all) {
     const Tensor part = all.narrow(1, 0, vocab);
@@ -124,9 +124,9 @@ void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor
                               .entropy = entropy,
                               .lse = lse,
                               .logits = part,
-                              .targets = args.targets,
+                              .targets = args.in.targets,
                               .begin = begin,
-                              .temperature = args.desc.temperature});
+                              .temperature = args.in.desc.temperature});
     const kernels::HeadDivergence call{.divergence = divergence,
                                        .rows = rows,
                                        .logits = logits,
@@ -134,7 +134,7 @@ void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor
                                        .lse = args.lse,
                                        .teacher_lse = lse,
                                        .begin = begin,
-                                       .temperature = args.desc.temperature,
+                                       .temperature = args.in.desc.temperature,
                                        .desc = teacher.desc};
     kernels::head_divergence(call);
     fn(&call);
@@ -146,29 +146,30 @@ void with_divergence(const HeadLogprobForward& args, int64_t begin, const Tensor
 }  // namespace
 
 void head_logprob_forward(const HeadLogprobForward& args) {
-  const int64_t rows = check_head(args.x, args.w, args.targets, args.desc, "head");
+  const HeadInputs& in = args.in;
+  const int64_t rows = check_head(in, "head");
   const OpSpan span("head_logprob_forward");
   const HeadLossGradients* const loss = args.gradients;
   std::optional<LogitGradients> gradients;
-  if (loss != nullptr) gradients.emplace(args.x, args.w, loss->dx, loss->dw, loss->dbias, rows);
+  if (loss != nullptr) gradients.emplace(in.x, in.w, loss->dx, loss->dw, loss->dbias, rows);
   // The factors of unit gradients are applied to rows of x, which a bias does not have.
-  const bool unit = loss != nullptr && !loss->dentropy.defined() && !args.bias.defined() &&
-                    args.teacher == nullptr && kernels::has_unit_gradients(args.w);
+  const bool unit = loss != nullptr && !loss->dentropy.defined() && !in.bias.defined() &&
+                    args.teacher == nullptr && kernels::has_unit_gradients(in.w);
   Tensor values, teacher_lse;
   if (args.teacher != nullptr) {
     teacher_lse = Tensor::empty_like(args.lse);
-    values = Tensor::empty({args.x.dim(0), kernels::kDivergenceRowSize}, args.lse.dtype(),
+    values = Tensor::empty({in.x.dim(0), kernels::kDivergenceRowSize}, args.lse.dtype(),
                            args.lse.device());
   }
-  kernels::for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, Tensor& logits) {
+  kernels::for_logit_chunks({in.x, in.w, in.bias}, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients ? gradients->chunk(begin, logits) : Tensor();
     kernels::head_statistics({.logprob = args.logprob,
                               .entropy = args.entropy,
                               .lse = args.lse,
                               .logits = logits,
-                              .targets = args.targets,
+                              .targets = in.targets,
                               .begin = begin,
-                              .temperature = args.desc.temperature,
+                              .temperature = in.desc.temperature,
                               .unit_gradients = unit ? dz : Tensor()});
     const auto add_gradients = [&](const kernels::HeadDivergence* divergence) {
       if (loss == nullptr) return;
@@ -181,9 +182,9 @@ void head_logprob_forward(const HeadLogprobForward& args) {
              .dentropy = loss->dentropy,
              .lse = args.lse,
              .entropy = args.entropy,
-             .targets = args.targets,
+             .targets = in.targets,
              .begin = begin,
-             .temperature = args.desc.temperature,
+             .temperature = in.desc.temperature,
              .divergence = divergence,
              .ddivergence = divergence != nullptr ? args.teacher->ddivergence : Tensor()});
       gradients->add(begin, dz, unit ? loss->dlogprob : Tensor());
@@ -193,10 +194,11 @@ void head_logprob_forward(const HeadLogprobForward& args) {
 }
 
 void head_logprob_backward(const HeadLogprobBackward& args) {
-  const int64_t rows = check_head(args.x, args.w, args.targets, args.desc, "head_backward");
+  const HeadInputs& in = args.in;
+  const int64_t rows = check_head(in, "head_backward");
   const OpSpan span("head_logprob_backward");
-  LogitGradients gradients(args.x, args.w, args.dx, args.dw, args.dbias, rows);
-  kernels::for_logit_chunks({args.x, args.w, args.bias}, rows, [&](int64_t begin, Tensor& logits) {
+  LogitGradients gradients(in.x, in.w, args.dx, args.dw, args.dbias, rows);
+  kernels::for_logit_chunks({in.x, in.w, in.bias}, rows, [&](int64_t begin, Tensor& logits) {
     Tensor dz = gradients.chunk(begin, logits);
     kernels::head_logit_gradients({.dz = dz,
                                    .logits = logits,
@@ -204,9 +206,9 @@ void head_logprob_backward(const HeadLogprobBackward& args) {
                                    .dentropy = args.dentropy,
                                    .lse = args.lse,
                                    .entropy = args.entropy,
-                                   .targets = args.targets,
+                                   .targets = in.targets,
                                    .begin = begin,
-                                   .temperature = args.desc.temperature});
+                                   .temperature = in.desc.temperature});
     gradients.add(begin, dz, {});
   });
 }
@@ -221,30 +223,19 @@ TokenLogProbs token_log_probs(const Variable& x, const HeadWeights& head, const 
   Tensor both = Tensor::empty({2, tokens}, dtype, xv.device());
   Tensor logprob = both.select(0, 0), entropy = both.select(0, 1);
   Tensor lse = Tensor::empty({tokens}, dtype, xv.device());
-  head_logprob_forward({.logprob = logprob,
-                        .entropy = entropy,
-                        .lse = lse,
-                        .x = xv,
-                        .w = w.value(),
-                        .targets = targets,
-                        .desc = desc,
-                        .bias = b.value()});
+  const HeadInputs in{xv, w.value(), targets, desc, b.value()};
+  head_logprob_forward({logprob, entropy, lse, in});
   const Variable node =
-      make_node("token_log_probs", both, {x, w, b},
-                [=, x = xv, w = w.value(), bias = b.value()](const Tensor& dy, Gradients& g) {
-                  head_logprob_backward({.dx = g.slot(0),
-                                         .dw = g.weight_slot(1),
-                                         .dlogprob = dy.select(0, 0),
-                                         .dentropy = dy.select(0, 1),
-                                         .x = x,
-                                         .w = w,
-                                         .targets = targets,
-                                         .lse = lse,
-                                         .entropy = entropy,
-                                         .desc = desc,
-                                         .bias = bias,
-                                         .dbias = g.weight_slot(2)});
-                });
+      make_node("token_log_probs", both, {x, w, b}, [=](const Tensor& dy, Gradients& g) {
+        head_logprob_backward({.dx = g.slot(0),
+                               .dw = g.weight_slot(1),
+                               .dlogprob = dy.select(0, 0),
+                               .dentropy = dy.select(0, 1),
+                               .in = in,
+                               .lse = lse,
+                               .entropy = entropy,
+                               .dbias = g.weight_slot(2)});
+      });
   return {select(node, 0), select(node, 1)};
 }
 
@@ -286,12 +277,8 @@ Tensor run_head(HeadLoss& out, const Tensor& targets, const kernels::HeadDesc& d
   head_logprob_forward({.logprob = rows.logprob,
                         .entropy = rows.entropy,
                         .lse = rows.lse,
-                        .x = x,
-                        .w = w.value(),
-                        .targets = targets,
-                        .desc = desc,
+                        .in = {x, w.value(), targets, desc, bias.value()},
                         .gradients = with_gradients ? &gradients : nullptr,
-                        .bias = bias.value(),
                         .teacher = teacher});
   if (!with_gradients) set_dlogprob(rows, 0, x.rows());
   return rows.logprob;

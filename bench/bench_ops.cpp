@@ -363,16 +363,16 @@ void add_head(Rows& rows) {
   Tensor dlogprob = random_accumulator({kRows}), dx = random(x.shape()),
          dw = random_accumulator(w.shape());
   const Tensor targets = random_ids<int32_t>(kRows, g_setup.vocab);
-  head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});  // for the backward
+  head_logprob_forward({logprob, entropy, lse, {x, w, targets}});  // for the backward
   rows.push_back({"head_logprob_forward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels),
                   [=]() mutable {
-                    head_logprob_forward({logprob, entropy, lse, x, w, targets, {}});
+                    head_logprob_forward({logprob, entropy, lse, {x, w, targets}});
                   }});
   // Three matmuls: the recomputed logits, dx and dw.
   rows.push_back(
       {"head_logprob_backward", shape, multiplies(kRows, g_setup.vocab, g_setup.channels, 3),
        [=]() mutable {
-         head_logprob_backward({{dx}, {dw}, dlogprob, {}, x, w, targets, lse, entropy, {}});
+         head_logprob_backward({{dx}, {dw}, dlogprob, {}, {x, w, targets}, lse, entropy});
        }});
   const Shape logits{256, g_setup.vocab};
   const Tensor z = random_accumulator(logits, -10, 10),

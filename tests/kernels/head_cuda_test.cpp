@@ -52,7 +52,7 @@ CudaHeadForward forward(const CudaHeadCase& c, Start start = Start::kAligned) {
   Guarded logprob(shape, dtype, c.x.device(), start), entropy(shape, dtype, c.x.device(), start);
   Guarded lse(shape, dtype, c.x.device(), start);
   head_logprob_forward(
-      {logprob.tensor(), entropy.tensor(), lse.tensor(), c.x, c.w, c.targets, c.desc});
+      {logprob.tensor(), entropy.tensor(), lse.tensor(), {c.x, c.w, c.targets, c.desc}});
   EXPECT_TRUE(logprob.intact() && entropy.intact() && lse.intact());
   return {logprob.tensor(), entropy.tensor(), lse.tensor()};
 }
@@ -68,12 +68,9 @@ CudaHeadBackward backward(const CudaHeadCase& c, const Tensor& dentropy) {
                          {dw.tensor()},
                          c.dlogprob,
                          dentropy,
-                         c.x,
-                         c.w,
-                         c.targets,
+                         {c.x, c.w, c.targets, c.desc},
                          f.lse,
-                         f.entropy,
-                         c.desc});
+                         f.entropy});
   EXPECT_TRUE(dx.intact() && dw.intact());
   return {dx.tensor(), dw.tensor()};
 }
@@ -196,7 +193,7 @@ TEST(CudaHead, ClusterRowsGiveTheSameLogProbs) {
                                         .dw = {dw, Grad::kAccumulate},
                                         .dlogprob = c.dlogprob,
                                         .set_dlogprob = {}};
-      head_logprob_forward({logprob, entropy, lse, c.x, c.w, c.targets, c.desc, &gradients});
+      head_logprob_forward({logprob, entropy, lse, {c.x, c.w, c.targets, c.desc}, &gradients});
       const auto plus = [](const Tensor& t, double by) {
         std::vector<double> values = t.to_vector<double>();
         for (double& v : values) v += by;
@@ -325,12 +322,9 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
                            {dw, Grad::kAccumulate},
                            c.dlogprob,
                            {},
-                           c.x,
-                           c.w,
-                           c.targets,
+                           {c.x, c.w, c.targets, c.desc},
                            f.lse,
-                           f.entropy,
-                           c.desc});
+                           f.entropy});
     const auto plus = [](const Tensor& t, double by) {
       std::vector<double> values = t.to_vector<double>();
       for (double& v : values) v += by;
@@ -342,9 +336,9 @@ TEST(CudaHead, BackwardAccumulatesAndSkips) {
     // A gradient computed alone has the same bits.
     Tensor alone = Tensor::empty_like(c.x), alone_w = Tensor::empty_like(dw);
     head_logprob_backward(
-        {{alone}, {none()}, c.dlogprob, {}, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
+        {{alone}, {none()}, c.dlogprob, {}, {c.x, c.w, c.targets, c.desc}, f.lse, f.entropy});
     head_logprob_backward(
-        {{none()}, {alone_w}, c.dlogprob, {}, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
+        {{none()}, {alone_w}, c.dlogprob, {}, {c.x, c.w, c.targets, c.desc}, f.lse, f.entropy});
     EXPECT_TRUE(bit_equal(alone.to(Device{}), plain.dx.to(Device{})));
     EXPECT_TRUE(bit_equal(alone_w.to(Device{}), plain.dw.to(Device{})));
   }
@@ -417,10 +411,10 @@ TEST(CudaHead, RejectsInvalidArguments) {
   COHORT_REQUIRE_GPU(device);
   CudaHeadCase c = CudaHeadCase(3, 8, 9, DType::kBF16).to(DType::kBF16, device);
   Tensor f32 = Tensor::empty({3}, DType::kF32, device), bf16 = f32.to(DType::kBF16);
-  EXPECT_THROW_WITH(head_logprob_forward({f32, bf16, f32, c.x, c.w, c.targets, {}}), Error,
+  EXPECT_THROW_WITH(head_logprob_forward({f32, bf16, f32, {c.x, c.w, c.targets}}), Error,
                     "expected entropy f32[3]");
   c.targets = c.targets.to(Device{});
-  EXPECT_THROW_WITH(head_logprob_forward({f32, f32, f32, c.x, c.w, c.targets, {}}), Error,
+  EXPECT_THROW_WITH(head_logprob_forward({f32, f32, f32, {c.x, c.w, c.targets}}), Error,
                     "expected targets on cuda:0");
 }
 

@@ -29,7 +29,7 @@ inline HeadLossOutputs run_fused_head_loss(const Tensor& x, const Tensor& w, con
         next += count;
         dlogprob_set.narrow(0, begin, count).copy_(dlogprob.narrow(0, begin, count));
       }};
-  head_logprob_forward({out.logprob, out.entropy, out.lse, x, w, targets, desc, &gradients});
+  head_logprob_forward({out.logprob, out.entropy, out.lse, {x, w, targets, desc}, &gradients});
   EXPECT_EQ(next, x.dim(0));
   return out;
 }

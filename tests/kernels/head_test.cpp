@@ -37,7 +37,7 @@ struct Forward {
 Forward forward(const HeadCase& c) {
   const Tensor one = Tensor::full({c.x.dim(0)}, NAN, c.x.dtype());
   Forward out{one.clone(), one.clone(), one.clone()};
-  head_logprob_forward({out.logprob, out.entropy, out.lse, c.x, c.w, c.targets, c.desc});
+  head_logprob_forward({out.logprob, out.entropy, out.lse, {c.x, c.w, c.targets, c.desc}});
   return out;
 }
 
@@ -49,7 +49,7 @@ Backward backward(const HeadCase& c, const Tensor& dentropy) {
   Backward out{Tensor::full(c.x.shape(), NAN, c.x.dtype()),
                Tensor::full(c.w.shape(), NAN, c.x.dtype())};
   head_logprob_backward(
-      {{out.dx}, {out.dw}, c.dlogprob, dentropy, c.x, c.w, c.targets, f.lse, f.entropy, c.desc});
+      {{out.dx}, {out.dw}, c.dlogprob, dentropy, {c.x, c.w, c.targets, c.desc}, f.lse, f.entropy});
   return out;
 }
 
@@ -146,12 +146,9 @@ TEST(Head, BackwardAccumulatesAndSkips) {
                            {b, Grad::kAccumulate},
                            c.dlogprob,
                            c.dentropy,
-                           c.x,
-                           c.w,
-                           c.targets,
+                           {c.x, c.w, c.targets, c.desc},
                            f.lse,
-                           f.entropy,
-                           c.desc});
+                           f.entropy});
   };
   Tensor skip;
   run(dx, skip);
@@ -272,7 +269,7 @@ TEST(Head, HoldsOneChunkOfLogits) {
                  targets = Tensor::empty({tokens}, DType::kI32);
     Tensor logprob = Tensor::empty({tokens}, dtype), entropy = logprob, lse = logprob;
     const int64_t before = run.stats().live_bytes;
-    head_logprob_forward({logprob, entropy, lse, x, w, targets, {.chunk_tokens = chunk}});
+    head_logprob_forward({logprob, entropy, lse, {x, w, targets, {.chunk_tokens = chunk}}});
     return run.stats().peak_bytes - before;
   };
   const auto bytes = [](int64_t rows, int64_t size) {
@@ -323,7 +320,7 @@ TEST(Head, CollectedGradientsOfLogitsAreBoundedByBytes) {
   const HeadLossGradients gradients{
       .dx = {dx}, .dw = {dw}, .dlogprob = logprob, .set_dlogprob = {}};
   const int64_t before = run.stats().live_bytes;
-  head_logprob_forward({logprob, entropy, lse, x, w, targets, {}, &gradients});
+  head_logprob_forward({logprob, entropy, lse, {x, w, targets}, &gradients});
   EXPECT_EQ(run.stats().peak_bytes - before, allocation_size(size_t{512} * 248'320 * 4, gpu) +
                                                  allocation_size(size_t{2048} * 248'320 * 2, gpu));
 }

@@ -73,13 +73,11 @@ TEST(CudaSampling, LogprobAndEntropyAreTheTrainersToTheBit) {
         targets.narrow(0, first, n).copy_(out.tokens);
         Tensor trained = Tensor::empty({total}, DType::kF32, device);
         Tensor entropy = trained.clone(), lse = trained.clone();
-        head_logprob_forward({trained,
-                              entropy,
-                              lse,
-                              all,
-                              w,
-                              targets,
-                              {.temperature = temperature == 0 ? 1 : temperature}});
+        head_logprob_forward(
+            {trained,
+             entropy,
+             lse,
+             {all, w, targets, {.temperature = temperature == 0 ? 1 : temperature}}});
         for (const auto& [theirs, ours] :
              {std::pair{&trained, &out.logprob}, {&entropy, &out.entropy}})
           EXPECT_TRUE(bit_equal(theirs->narrow(0, first, n).to(Device{}), ours->to(Device{})))

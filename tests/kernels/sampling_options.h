@@ -162,7 +162,8 @@ inline void expect_the_trainers_statistics(DType dtype, Device device) {
       head_sample({out, state, x, w, own_slots(n).to(device), addresses(n, 4).to(device), 7});
       Tensor logprob = Tensor::empty({n}, statistic, device), entropy = logprob.clone();
       Tensor lse = logprob.clone();
-      head_logprob_forward({logprob, entropy, lse, x, w, out.tokens, {.temperature = temperature}});
+      head_logprob_forward(
+          {logprob, entropy, lse, {x, w, out.tokens, {.temperature = temperature}}});
       EXPECT_TRUE(bit_equal(logprob.to(Device{}), out.logprob.to(Device{}))) << vocab;
       EXPECT_TRUE(bit_equal(entropy.to(Device{}), out.entropy.to(Device{}))) << vocab;
     }

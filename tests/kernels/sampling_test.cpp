@@ -59,10 +59,10 @@ TEST(Sampling, LogprobAndEntropyAreTheTrainersToTheBit) {
               {logprob,
                entropy,
                lse,
-               all,
-               w,
-               targets,
-               {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk}});
+               {all,
+                w,
+                targets,
+                {.temperature = temperature == 0 ? 1 : temperature, .chunk_tokens = chunk}}});
           EXPECT_TRUE(bit_equal(logprob.narrow(0, first, n), out.logprob)) << temperature;
           EXPECT_TRUE(bit_equal(entropy.narrow(0, first, n), out.entropy)) << temperature;
         }
