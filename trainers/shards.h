@@ -110,8 +110,8 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
   bool sums_each_micro_batch() const { return sums_each_; }
   // Begins and ends an update; neither calls another rank.
   void allocate();
-  // Allocates, for an estimate, all that a backward holds besides: with sums in each micro batch the
-  // gradients of the tables or the end, of a block in the backward and of one that is sent.
+  // Allocates, for an estimate, all that a backward holds besides: with sums in each micro batch
+  // the gradients of the tables or the end, of a block in the backward and of one that is sent.
   std::vector<Tensor> allocate_most() const;
   void free();
   // Around the backwards of a micro batch, which is of the rank's lane `lane`, from 0 on, and not

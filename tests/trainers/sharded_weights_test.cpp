@@ -134,7 +134,7 @@ TEST(ShardedWeights, AFailedUpdateChangesNothing) {
   }
 }
 
-// Where memory ends when the update is made, it must not be made again: that is no
+// If memory ends after the update, it must not be made again: that is no
 // OutOfMemoryError.
 TEST(ShardedWeights, AnUpdateThatIsMadeIsNotRepeated) {
   int made_and_failed = 0;
