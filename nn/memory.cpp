@@ -66,6 +66,8 @@ void measure_update(const ModelConfig& config, DType dtype, const MemoryShape& s
   if (tokens == 0 || config.num_logits() == 0) return;
   const Tensor weights =
       Tensor::empty({dry.batch.num_targets()}, accumulate_dtype(dtype), shape.device);
+  // As with sharded weights, where a block's output is kept that would be recomputed.
+  if (shape.weights > 0) dry.model.before_block([](size_t) {});
   HeadLoss loss = cross_entropy(dry.model.hidden_at_targets(dry.batch, {.mode = Mode::kTrain}),
                                 dry.model.head(), dry.batch.targets, weights);
   out.activations = dry.live();

@@ -27,6 +27,23 @@ TEST(MemoryEstimate, Bf16KeepsStatisticsInF32) {
             4 * statistics + kLoss);
 }
 
+// With sharded weights each block ends with a node, behind which a norm is kept, not recomputed.
+TEST(MemoryEstimate, NormsAtTheEndOfShardedBlocksAreKept) {
+  constexpr int64_t kTokens = 512;
+  for (const NormPlace place : {NormPlace::kBefore, NormPlace::kAfter}) {
+    ModelConfig config = kModel;
+    config.norm_place = place;
+    config.recompute = Recompute::kCheap;
+    const auto kept = [&](int64_t weights) {
+      return estimate_memory(config, DType::kF32,
+                             {.micro_batch_tokens = kTokens, .weights = weights})
+          .activations;
+    };
+    const int64_t norms = place == NormPlace::kAfter ? config.num_layers - 1 : 0;
+    EXPECT_EQ(kept(1) - kept(0), norms * kTokens * config.d_model * 4);
+  }
+}
+
 // On CUDA the head's matrix and its gradient are padded to 64 rows, which no count shows.
 TEST(MemoryEstimate, CountsThePaddingOfTheHead) {
   ModelConfig config = kModel, padded = kModel;
