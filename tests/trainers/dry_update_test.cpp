@@ -26,6 +26,8 @@ std::vector<ModelConfig> dry_models() {
       c.lora.rank = rank;
       c.resolve();
     }
+  ModelConfig& delta = out.emplace_back(out[0]);  // with parameters in f32 beside bf16
+  delta.delta = {.full_every = 2, .key_heads = 1, .value_heads = 2, .key_dim = 64, .value_dim = 64};
   return out;
 }
 

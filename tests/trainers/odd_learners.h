@@ -42,6 +42,7 @@ struct ShardCase {
   int layers = 2;
   Recompute recompute = Recompute::kNone;
   int64_t width = 12;
+  bool delta = false;  // every other layer has the delta rule, with parameters in f32
 };
 
 inline std::unique_ptr<Transformer> sharded_model(const ShardCase& c, Device device = {}) {
@@ -50,6 +51,10 @@ inline std::unique_ptr<Transformer> sharded_model(const ShardCase& c, Device dev
   config.precision.base = c.base;
   config.num_layers = c.layers;
   config.recompute = c.recompute;
+  const int64_t dim = c.width == 12 ? 6 : 64;
+  if (c.delta)
+    config.delta = {
+        .full_every = 2, .key_heads = 1, .value_heads = 2, .key_dim = dim, .value_dim = dim};
   return std::make_unique<Transformer>(config, c.dtype, 1, device);
 }
 

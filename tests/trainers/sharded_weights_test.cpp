@@ -240,7 +240,8 @@ TEST(CudaShardedWeights, EachKindOfShardingHasTheSameBits) {
                .layers = 3,
                .recompute = Recompute::kBlock,
                .width = 256};
-  for (const ShardCase& c : {narrow, wide, cheap, adapters}) {
+  const ShardCase delta{.dtype = DType::kBF16, .layers = 4, .width = 256, .delta = true};
+  for (const ShardCase& c : {narrow, wide, cheap, adapters, delta}) {
     std::vector<std::vector<Tensor>> ends;
     for (const Sharding sharding :
          {Sharding::kNone, Sharding::kOptimizer, Sharding::kGradients, Sharding::kFull})

@@ -85,6 +85,7 @@ const std::vector<ShardCase> kCases = {
     {.layers = 1},
     {.layers = 5, .recompute = Recompute::kCheap},
     {.layers = 4, .recompute = Recompute::kBlock},
+    {.layers = 3, .delta = true},
 };
 
 TEST(Sharding, NoneAndOptimizerHaveEqualBits) {
