@@ -130,7 +130,8 @@ double communication_seconds(const TrainConfig& config, const StagePreview& stag
                sums = send_seconds(traffic.gradients, traffic.far, cluster.gpu),
                blocks = send_seconds(traffic.blocks, far, cluster.gpu),
                gathers = send_seconds(traffic.weights - traffic.blocks, far, cluster.gpu);
-  // The sums of the tables come last, and the gathers behind AdamW; neither is beside other work.
+  // The sums of the tables come last, and the gathers beside AdamW, which needs the same bandwidth
+  // of memory: neither counts as hidden.
   const ModelSize size = model_size(stage.model);
   const double tables = size.adapters > 0 ? 0
                                           : number(stage.model.vocab_size * stage.model.d_model) /

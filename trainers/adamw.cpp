@@ -55,7 +55,8 @@ void Optimizer::free_workspace() {
 }
 
 void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non_finite,
-                     std::span<const Tensor> gradients, std::span<const Tensor> weights) {
+                     std::span<const Tensor> gradients, std::span<const Tensor> weights,
+                     const std::function<void(size_t unit)>& after_unit) {
   allocate_workspace();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].grad =
@@ -73,7 +74,14 @@ void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non
                                 .non_finite = non_finite};
   const std::span<kernels::AdamWTensor> all(tensors_);
   if (host_state_) host_state_->step(all.first(host_count_), desc);
-  kernels::adamw_step(all.subspan(host_count_), desc);
+  if (after_unit == nullptr) kernels::adamw_step(all.subspan(host_count_), desc);
+  size_t end = host_count_;
+  for (size_t unit = 0; after_unit != nullptr && unit < set_.units().size(); ++unit) {
+    const size_t begin = end;
+    while (end < all.size() && all[end].unit == unit) ++end;
+    kernels::adamw_step(all.subspan(begin, end - begin), desc);
+    after_unit(unit);
+  }
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].grad = {};
     tensors_[i].param = parts_[i].of(set_[parts_[i].parameter].value);
@@ -81,27 +89,31 @@ void Optimizer::step(double learning_rate, const Tensor& norm, const Tensor& non
   ++updates_;
 }
 
-void Optimizer::gather_weights(Communicator& comm, bool blocks_are_sharded) const {
-  if (!is_sharded()) return;
+void Optimizer::gather_weights(Communicator& comm) const {
   const PartGather parts(set_, comm, config_.reduction_lanes);
+  for (size_t unit = 0; unit < set_.units().size(); ++unit) gather_weights(parts, unit, false);
+}
+
+void Optimizer::gather_weights(const PartGather& parts, size_t unit,
+                               bool blocks_are_sharded) const {
+  if (!is_sharded()) return;
   const auto weights_of = [&](const ParameterPart& piece) {
     return piece.of(set_[piece.parameter].value);
   };
   std::vector<DType> dtypes{set_.dtype()};
   if (accumulate_dtype(set_.dtype()) != set_.dtype())
     dtypes.push_back(accumulate_dtype(set_.dtype()));
-  const size_t end = set_.units().size() - 1;
-  for (size_t unit = 0; unit <= end; ++unit)
-    for (const DType dtype : dtypes)
-      if (!blocks_are_sharded || unit == 0 || unit == end || dtype != set_.dtype())
-        parts.gather(unit,
-                     {.parameter = dtype,
-                      .dtype = dtype,
-                      .width = 1,
-                      .mine = weights_of,
-                      .store = [&](const ParameterPart& piece,
-                                   const Tensor& values) { weights_of(piece).copy_(values); }},
-                     gather_memory_);
+  const bool is_block = unit > 0 && unit + 1 < set_.units().size();
+  for (const DType dtype : dtypes)
+    if (!blocks_are_sharded || !is_block || dtype != set_.dtype())
+      parts.gather(unit,
+                   {.parameter = dtype,
+                    .dtype = dtype,
+                    .width = 1,
+                    .mine = weights_of,
+                    .store = [&](const ParameterPart& piece,
+                                 const Tensor& values) { weights_of(piece).copy_(values); }},
+                   gather_memory_);
 }
 
 std::vector<double> Optimizer::sample_weights() const {

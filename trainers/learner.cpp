@@ -127,6 +127,22 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   return out;
 }
 
+// The weights of a unit are gathered beside the update of the next one.
+void Learner::step(double learning_rate, const Tensor& norm) {
+  const PartGather parts(model_->parameters(), comm_, reduction_lanes_);
+  const auto gather = [&](size_t unit) {
+    const auto work = [&] { optimizer_.gather_weights(parts, unit, weights_.has_value()); };
+    if (side_ != nullptr)
+      side_->run(work);
+    else
+      work();
+  };
+  optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients(),
+                  weights_ ? weights_->weights(gradients_.parts()) : std::vector<Tensor>(),
+                  optimizer_.is_sharded() ? gather : std::function<void(size_t unit)>());
+  if (side_ != nullptr) side_->wait();
+}
+
 void Learner::shard_weights() {
   on_all_ranks(comm_, [&] { weights_->allocate(); });
   weights_->shard();
@@ -189,9 +205,7 @@ Learner::Update Learner::update_sharded(int64_t micro_batches,
   out.made = !out.refused && out.grad_norm != 0;
   out.clipped = out.made && max_grad_norm_ > 0 && out.grad_norm > max_grad_norm_;
   if (out.made) {
-    optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients(),
-                    weights_ ? weights_->weights(gradients_.parts()) : std::vector<Tensor>());
-    optimizer_.gather_weights(comm_, weights_.has_value());
+    step(learning_rate, norm);
     if (!weights_) model_->update_derived();
   }
   clock.lap("optimizer");

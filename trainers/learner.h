@@ -82,6 +82,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
  private:
   Update update_sharded(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
                         double learning_rate, const Accept& accept, std::span<const int64_t> lanes);
+  void step(double learning_rate, const Tensor& norm);
   void shard_weights();
   void free_update();
   void backward_all(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,

@@ -110,12 +110,16 @@ class Optimizer : NonCopyable {
   // non_finite (f64 [1], may be undefined) to 1 if an updated weight or state is not finite.
   // `gradients`: of the parts of this rank, in the order of parts_in(); empty: those of the
   // parameters. If the state is sharded, only these parts of the weights have changed. `weights`:
-  // likewise where those are, if not in the parameters; undefined ones are there.
+  // likewise where those are, if not in the parameters; undefined ones are there. `after_unit` is
+  // called for every unit, in order, when its update is queued.
   void step(double learning_rate, const Tensor& norm, const Tensor& non_finite = {},
-            std::span<const Tensor> gradients = {}, std::span<const Tensor> weights = {});
-  // Gives every rank the weights that the others have updated in their parameters; with
-  // `blocks_are_sharded` none that ShardedWeights gathers. Every rank calls it.
-  void gather_weights(Communicator& comm, bool blocks_are_sharded = false) const;
+            std::span<const Tensor> gradients = {}, std::span<const Tensor> weights = {},
+            const std::function<void(size_t unit)>& after_unit = nullptr);
+  // If the state is sharded: gives every rank the weights that the others have updated in their
+  // parameters, all or those of a unit; with `blocks_are_sharded` none that ShardedWeights gathers.
+  // Every rank calls it.
+  void gather_weights(Communicator& comm) const;
+  void gather_weights(const PartGather& parts, size_t unit, bool blocks_are_sharded) const;
   bool is_sharded() const { return slices_.count < slices_.all; }
   int64_t updates() const { return updates_; }
   // A sample of the trained weights (their masters), the same elements in each call: up to 4,096 of

@@ -358,7 +358,7 @@ TEST_F(WorkersSlow, EndWithHundredsOfDescendants) {
     EXPECT_GE(crowd(), 700);
     return std::chrono::steady_clock::now();
   }();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   EXPECT_EQ(crowd(), 0);
 }
 
