@@ -169,7 +169,7 @@ void Stage::check_equal_weights() {
   if (!difference.empty())
     throw Error(str("step ", state_.step, " is not saved: ", difference,
                     ", so that a GPU, memory or a link has made an error; hint: resume from the "
-                    "last checkpoint, and test or replace the hardware of that rank"));
+                    "last checkpoint, and test the hardware of these ranks and of rank 0"));
 }
 
 void Stage::write_files(const std::string& dir) {

@@ -119,7 +119,8 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
   try {
     weights_->gather_all();
   } catch (const OutOfMemoryError& e) {
-    if (!out.made || error) throw;
+    if (error) std::rethrow_exception(error);
+    if (!out.made) throw;
     throw Error(str(e.what(), "; the update is made, but there is no memory for all weights"));
   }
   if (error) std::rethrow_exception(error);

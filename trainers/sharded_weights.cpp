@@ -75,18 +75,27 @@ void ShardedWeights::shard() {
     copy_own(region);
     for (const auto& [leaf, at] : region.leaves) leaf.rebind({});
   }
-  if (whole_.defined() && !is_dry_run()) allocator(set_.device()).release_to_pool(whole_.raw());
+  release_whole();
   is_sharded_ = true;
+}
+
+void ShardedWeights::release_whole() {
+  if (whole_.defined() && !is_dry_run()) allocator(set_.device()).release_to_pool(whole_.raw());
 }
 
 void ShardedWeights::gather_all() {
   if (!is_sharded_) return;
   free_gathered();
-  on_all_ranks(comm_, [&] {
-    if (whole_.defined() && !is_dry_run() && !allocator(set_.device()).reclaim(whole_.raw()))
-      whole_ = {};
-    if (!whole_.defined()) whole_ = Tensor::empty({whole_bytes_}, DType::kU8, set_.device());
-  });
+  try {
+    on_all_ranks(comm_, [&] {
+      if (whole_.defined() && !is_dry_run() && !allocator(set_.device()).reclaim(whole_.raw()))
+        whole_ = {};
+      if (!whole_.defined()) whole_ = Tensor::empty({whole_bytes_}, DType::kU8, set_.device());
+    });
+  } catch (const OutOfMemoryError&) {  // perhaps of another rank
+    release_whole();
+    throw;
+  }
   gather(0, regions_.size(), whole_);
   for (Region& region : regions_) region.own = {};
   is_sharded_ = false;

@@ -59,6 +59,7 @@ class ShardedWeights : NonCopyable {  // the model's hook holds its address
   };
   void add_regions(size_t unit);
   void copy_own(Region& region) const;
+  void release_whole();
   // Gathers the regions [first, last) into `memory`, u8, and binds their leaves to it.
   void gather(size_t first, size_t last, const Tensor& memory) const;
   void begin_gather(size_t unit);

@@ -21,7 +21,8 @@ void fingerprint(Tensor& sum, const Tensor& t, int64_t address) {
     }
     total += block;
   });
-  *sum.data<int64_t>() += static_cast<int64_t>(total.load());
+  int64_t& out = *sum.data<int64_t>();
+  out = static_cast<int64_t>(static_cast<uint64_t>(out) + total);
 }
 
 }  // namespace cohort::kernels::cpu

@@ -128,9 +128,14 @@ TEST(Sharding, FingerprintsOfTheStateDoNotDependOnRanks) {
         for (const Fingerprint& weights : weight_fingerprints(*set)) {
           sums[weights.name] = weights.sum;
           for (const char* suffix : {".m", ".v", ".low_bits"}) {
-            Tensor sum = Tensor::from(std::vector<int64_t>{mine[weights.name + suffix]});
+            // Halves, whose sums do not overflow.
+            const auto own = static_cast<uint64_t>(mine[weights.name + suffix]);
+            Tensor sum = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(own >> 32),
+                                                           static_cast<int64_t>(own & ~0u)});
             comm.all_reduce(sum);
-            sums[weights.name + suffix] = sum.data<int64_t>()[0];
+            const auto* const half = sum.data<int64_t>();
+            sums[weights.name + suffix] = static_cast<int64_t>(
+                (static_cast<uint64_t>(half[0]) << 32) + static_cast<uint64_t>(half[1]));
           }
         }
         NamedTensors state;
