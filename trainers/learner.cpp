@@ -38,13 +38,13 @@ Learner::Learner(std::unique_ptr<Transformer> model, const OptimizerConfig& conf
                      ? Slices::of_rank(comm.rank(), comm.size(), config.reduction_lanes)
                      : Slices()),
       side_(comm.size() == 1 || is_dry_run()
-                ? nullptr
-                : on_device<[](Device) { return std::unique_ptr<SideStream>(); },
+                ? std::make_unique<SideStream>()
+                : on_device<[](Device) { return std::make_unique<SideStream>(); },
                             cuda::make_side_stream>(model_->device(), model_->device())),
-      gradients_(model_->parameters(), comm, side_.get(), config.sharding, config.reduction_lanes) {
+      gradients_(model_->parameters(), comm, *side_, config.sharding, config.reduction_lanes) {
   if (config.sharding != Sharding::kFull || comm.size() == 1) return;
   COHORT_CHECK(reduction_lanes_ == 0, "[learner] lanes of whole weights only");
-  weights_.emplace(model_->parameters(), comm, side_.get(), gradients_);
+  weights_.emplace(model_->parameters(), comm, *side_, gradients_);
   model_->before_block([this](size_t unit) { weights_->use(unit); });
 }
 
@@ -104,12 +104,12 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
                                 std::span<const int64_t> lanes) {
   allocator(model_->device()).join_segments();
   const OnExit free_memory([this] { free_update(); });
-  if (!weights_) return update_sharded(micro_batches, loss, learning_rate, accept, lanes);
+  if (!weights_) return make_update(micro_batches, loss, learning_rate, accept, lanes);
   shard_weights();
   std::exception_ptr error;  // the same on every rank
   Update out{.made = false};
   try {
-    out = update_sharded(micro_batches, loss, learning_rate, accept, lanes);
+    out = make_update(micro_batches, loss, learning_rate, accept, lanes);
   } catch (const OutOfMemoryError&) {
     error = std::current_exception();
   } catch (const NonFiniteError&) {
@@ -132,16 +132,12 @@ Learner::Update Learner::update(int64_t micro_batches, const std::function<HeadL
 void Learner::step(double learning_rate, const Tensor& norm) {
   const PartGather parts(model_->parameters(), comm_, reduction_lanes_);
   const auto gather = [&](size_t unit) {
-    const auto work = [&] { optimizer_.gather_weights(parts, unit, weights_.has_value()); };
-    if (side_ != nullptr)
-      side_->run(work);
-    else
-      work();
+    side_->run([&] { optimizer_.gather_weights(parts, unit, weights_.has_value()); });
   };
   optimizer_.step(learning_rate, norm, health_.narrow(0, 1, 1), gradients_.gradients(),
                   weights_ ? weights_->weights(gradients_.parts()) : std::vector<Tensor>(),
                   optimizer_.is_sharded() ? gather : std::function<void(size_t unit)>());
-  if (side_ != nullptr) side_->wait();
+  side_->wait();
 }
 
 void Learner::shard_weights() {
@@ -156,10 +152,10 @@ void Learner::place_weights() {
   weights_->gather_all();
 }
 
-Learner::Update Learner::update_sharded(int64_t micro_batches,
-                                        const std::function<HeadLoss(int64_t)>& loss,
-                                        double learning_rate, const Accept& accept,
-                                        std::span<const int64_t> lanes) {
+Learner::Update Learner::make_update(int64_t micro_batches,
+                                     const std::function<HeadLoss(int64_t)>& loss,
+                                     double learning_rate, const Accept& accept,
+                                     std::span<const int64_t> lanes) {
   on_all_ranks(comm_, [&] { gradients_.allocate(); });
   // A rank that runs out of memory makes the collective calls of the others, and tells them then.
   std::optional<OutOfMemoryError> full;

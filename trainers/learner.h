@@ -80,8 +80,8 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   int64_t reduction_lanes() const { return reduction_lanes_; }
 
  private:
-  Update update_sharded(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
-                        double learning_rate, const Accept& accept, std::span<const int64_t> lanes);
+  Update make_update(int64_t micro_batches, const std::function<HeadLoss(int64_t)>& loss,
+                     double learning_rate, const Accept& accept, std::span<const int64_t> lanes);
   void step(double learning_rate, const Tensor& norm);
   void shard_weights();
   void free_update();
@@ -98,7 +98,7 @@ class Learner : NonCopyable {  // the parameters' hooks hold its address
   // f64 [2] on the device: the gradient norm, and 1 once an update has made a non-finite number.
   Tensor health_;
   Optimizer optimizer_;
-  const std::unique_ptr<SideStream> side_;  // where gradients are added over ranks; null: none
+  const std::unique_ptr<SideStream> side_;  // where ranks exchange gradients and weights
   ShardedGradients gradients_;
   std::optional<ShardedWeights> weights_;  // with Sharding::kFull, over several ranks
   int64_t max_tokens_ = std::numeric_limits<int64_t>::max();  // limit for micro batches

@@ -33,8 +33,8 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
     out.host = run.stats().peak_bytes - before - out.memory;
   }
   DryCommunicator comm(0, static_cast<int>(ranks));
-  ShardedGradients gradients(dry.parameters(), comm, nullptr, config.sharding,
-                             config.reduction_lanes);
+  SideStream side;
+  ShardedGradients gradients(dry.parameters(), comm, side, config.sharding, config.reduction_lanes);
   {
     gradients.allocate();
     const std::vector<Tensor> most = gradients.allocate_most();
@@ -44,7 +44,7 @@ OptimizerBytes optimizer_bytes(const OptimizerConfig& config, const ModelConfig&
   optimizer.allocate_workspace();
   out.workspace = live() - out.memory;
   if (config.sharding != Sharding::kFull || ranks == 1) return out;
-  ShardedWeights weights(dry.parameters(), comm, nullptr, gradients);
+  ShardedWeights weights(dry.parameters(), comm, side, gradients);
   weights.allocate();
   out.weights = live() - out.memory - out.workspace;
   if (device.is_cuda()) out.released = weights.whole_bytes();

@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-ShardedWeights::ShardedWeights(const ParameterSet& set, Communicator& comm, SideStream* side,
+ShardedWeights::ShardedWeights(const ParameterSet& set, Communicator& comm, SideStream& side,
                                ShardedGradients& gradients)
     : set_(set), comm_(comm), side_(side), gradients_(gradients), blocks_(set.units().size() - 2) {
   for (size_t unit = 1; unit <= blocks_; ++unit) add_regions(unit);
@@ -114,23 +114,21 @@ void ShardedWeights::gather(size_t first, size_t last, const Tensor& memory) con
   }
 }
 
+void ShardedWeights::unbind(size_t unit) const {
+  for (const Region& region : regions_)
+    if (region.unit == unit)
+      for (const auto& [leaf, at] : region.leaves) leaf.rebind({});
+}
+
 // Every rank comes here for the same units in the same order.
 void ShardedWeights::begin_gather(size_t unit) {
   Slot& slot = slots_[unit % slots_.size()];
   if (slot.unit == unit) return;
-  const auto regions_of = [&](size_t u) {
-    return std::ranges::equal_range(regions_, u, {}, &Region::unit);
-  };
-  for (const Region& region : regions_of(slot.unit))
-    for (const auto& [leaf, at] : region.leaves) leaf.rebind({});
+  unbind(slot.unit);
   slot.unit = unit;
-  const auto regions = regions_of(unit);
+  const auto regions = std::ranges::equal_range(regions_, unit, {}, &Region::unit);
   const auto first = static_cast<size_t>(regions.begin() - regions_.begin());
-  const auto work = [&] { gather(first, first + regions.size(), slot.memory); };
-  if (side_ != nullptr)
-    side_->run(work);
-  else
-    work();
+  side_.run([&] { gather(first, first + regions.size(), slot.memory); });
 }
 
 void ShardedWeights::begin_micro_batch() {
@@ -143,14 +141,14 @@ void ShardedWeights::begin_micro_batch() {
 
 void ShardedWeights::step_forward() {
   ++forward_;
-  if (side_ != nullptr) side_->wait();
+  side_.wait();
   if (forward_ < blocks_) begin_gather(forward_ + 1);
 }
 
 void ShardedWeights::step_backward() {
   gradients_.reduce_from(backward_--);
   // The sums of the unit behind have waited for this gather, and take place beside the block.
-  if (side_ != nullptr && set_.units()[backward_ + 1].gradients == 0) side_->wait();
+  if (set_.units()[backward_ + 1].gradients == 0) side_.wait();
   if (backward_ > 1) begin_gather(backward_ - 1);
 }
 
@@ -175,14 +173,12 @@ void ShardedWeights::end_micro_batch() {
 }
 
 void ShardedWeights::free_gathered() {
-  if (side_ != nullptr) side_->wait();
+  side_.wait();
   is_active_ = false;
   if (!is_sharded_)
     for (Region& region : regions_) region.own = {};
   for (Slot& slot : slots_) {
-    for (const Region& region : regions_)
-      if (slot.unit > 0 && region.unit == slot.unit)
-        for (const auto& [leaf, at] : region.leaves) leaf.rebind({});
+    unbind(slot.unit);
     slot = {};
   }
 }

@@ -20,8 +20,8 @@ namespace cohort {
 // order: the gathers of a forward with the blocks in ascending order, and those of its backward.
 class ShardedWeights : NonCopyable {  // the model's hook holds its address
  public:
-  // `side` may be null; `gradients` are those of the set, whose sums take place between gathers.
-  ShardedWeights(const ParameterSet& set, Communicator& comm, SideStream* side,
+  // `gradients` are those of the set, whose sums take place between gathers.
+  ShardedWeights(const ParameterSet& set, Communicator& comm, SideStream& side,
                  ShardedGradients& gradients);
 
   // Allocates the slices and the memory of two gathered blocks, and changes nothing yet.
@@ -62,13 +62,15 @@ class ShardedWeights : NonCopyable {  // the model's hook holds its address
   void release_whole();
   // Gathers the regions [first, last) into `memory`, u8, and binds their leaves to it.
   void gather(size_t first, size_t last, const Tensor& memory) const;
+  // The unit's leaves have no memory then; unit 0 has none here.
+  void unbind(size_t unit) const;
   void begin_gather(size_t unit);
   void step_forward();
   void step_backward();
 
   const ParameterSet& set_;
   Communicator& comm_;
-  SideStream* const side_;
+  SideStream& side_;
   ShardedGradients& gradients_;
   const size_t blocks_;                    // units 1 to blocks_
   std::vector<Region> regions_;            // by unit

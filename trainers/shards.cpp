@@ -102,7 +102,7 @@ void PartGather::gather(size_t unit, const Values& values, Tensor memory) const 
   }
 }
 
-ShardedGradients::ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side,
+ShardedGradients::ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream& side,
                                    Sharding sharding, int64_t lanes)
     : set_(set),
       comm_(comm),
@@ -159,7 +159,7 @@ std::vector<Tensor> ShardedGradients::allocate_most() const {
 }
 
 void ShardedGradients::free() {
-  if (side_ != nullptr && is_active_) side_->wait();
+  if (is_active_) side_.wait();
   is_active_ = is_summing_ = false;
   for (Unit& unit : units_) unit = {};
   received_ = zeros_ = in_flight_ = {};
@@ -229,7 +229,7 @@ void ShardedGradients::reduce_from(size_t unit) {
 void ShardedGradients::finish() {
   while (lane_ + 1 < slices_.count) end_lane();
   if (!sums_each_) reduce_from(0);
-  if (side_ != nullptr) side_->wait();
+  side_.wait();
   for (Unit& unit : units_)
     if (sums_each_ && !unit.has_sum) unit.sum.zero_();
 }
@@ -257,12 +257,9 @@ void ShardedGradients::reduce(size_t index) {
     Tensor all = unit.all.reshape({ranks_, slice});
     comm_.all_gather(all);
   };
-  if (side_ != nullptr && sums_each_) side_->wait();
+  if (sums_each_) side_.wait();
   in_flight_ = {};
-  if (side_ != nullptr)
-    side_->run(sum);
-  else
-    sum();
+  side_.run(sum);
   if (!sums_each_) return;
   in_flight_ = std::exchange(unit.all, {});
   set_.free_gradients(index);

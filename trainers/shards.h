@@ -101,8 +101,8 @@ class PartGather {
 // on any N that divides L.
 class ShardedGradients : NonCopyable {  // the parameters' hooks hold its address
  public:
-  // `side` is null on the CPU; all must outlive this.
-  ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream* side, Sharding sharding,
+  // All must outlive this.
+  ShardedGradients(const ParameterSet& set, Communicator& comm, SideStream& side, Sharding sharding,
                    int64_t lanes = 0);
 
   // Over several ranks: there are sums in each micro batch, of which all ranks have the same
@@ -149,7 +149,7 @@ class ShardedGradients : NonCopyable {  // the parameters' hooks hold its addres
 
   const ParameterSet& set_;
   Communicator& comm_;
-  SideStream* const side_;
+  SideStream& side_;
   const int64_t ranks_;
   const Slices slices_;
   const bool sharded_, sums_each_;

@@ -329,7 +329,8 @@ TEST(Sharding, GradientsThatNothingWritesAreZeros) {
     run_local_ranks(2, [&](Communicator& comm) {
       ParameterSet set(DType::kF32, {}, std::nullopt);
       const Variable unused = set.add({"unused", {64}}), used = set.add({"used", {64}});
-      ShardedGradients gradients(set, comm, nullptr, sharding);
+      SideStream side;
+      ShardedGradients gradients(set, comm, side, sharding);
       gradients.allocate();
       gradients.begin_micro_batch(true);
       const Tensor one = Tensor::full({1}, 1, DType::kF32);
@@ -398,7 +399,8 @@ TEST(Sharding, SlicesAreExchangedInPieces) {
     run_local_ranks(2, [&](Communicator& comm) {
       ParameterSet set(DType::kF32, {}, std::nullopt);
       const Variable w = set.add({"w", {kSize}});
-      ShardedGradients gradients(set, comm, nullptr, sharding);
+      SideStream side;
+      ShardedGradients gradients(set, comm, side, sharding);
       gradients.allocate();
       gradients.begin_micro_batch(true);
       float* values = w.grad().data<float>();
